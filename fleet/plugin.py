@@ -1,0 +1,121 @@
+"""What a plugin is: the small units that an EndpointPickerConfig names.
+
+A plugin class carries its own page: the docstring says what it does and why one would want it, `Parameters` are its
+parameters with defaults in the YAML's own names. The registry, strict decoding, `warmroute plugins` and docs/plugins.md
+come from the class; nothing else is edited to add one.
+
+A scheduling cycle calls, in this order: `Producer.produce`, then per profile every `Filter.keep`, every `Scorer.score`
+and one `Picker.pick`; a `ProfileHandler` says which profile runs next; a `Decider` is asked between decode and prefill;
+`picked` tells every plugin what became of the request.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar, TypeVar
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from fleet.fleet import Fleet, Slots
+from fleet.request import Request, Vector
+
+Mask = NDArray[np.bool_]
+
+
+class Parameters(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename="camel"):
+    """Base of all parameter structs: the type is the schema. Document a field with `Annotated[T, Meta(description=...)]`."""
+
+
+P = TypeVar("P", bound="Plugin")
+Lookup = Callable[[str, type[P]], P]
+
+_registry: dict[str, type["Plugin"]] = {}
+
+
+class Plugin:
+    """Base of everything that `plugins:` can name. Subclass one of the kinds below, not this."""
+
+    type: ClassVar[str] = ""
+    Parameters: ClassVar[type[Parameters]] = Parameters
+    aliases: ClassVar[tuple[str, ...]] = ()
+    """Older names that still work."""
+    deprecated: ClassVar[str] = ""
+    """Why not to use it any more and what to use; empty where it is current."""
+
+    def __init_subclass__(cls, *, type: str = "", **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if not type:
+            return  # a kind, not a plugin
+        cls.type = type
+        for name in (type, *cls.aliases):
+            if name in _registry:
+                raise TypeError(f"plugin type {name!r} is defined twice: {_registry[name].__qualname__} and {cls.__qualname__}")
+            _registry[name] = cls
+
+    def __init__(self, name: str, parameters: Parameters) -> None:
+        self.name = name
+        self.parameters = parameters
+
+    def bind(self, lookup: "Lookup[Any]") -> None:
+        """Resolve references to other plugins: `lookup(name, Kind)` returns the instance or raises LookupError."""
+
+    def picked(self, request: Request, picks: Mapping[str, Slots], fleet: Fleet) -> None:
+        """Called once after the decision, with the slots that each profile picked, best first."""
+
+
+class Filter(Plugin):
+    def keep(self, request: Request, candidates: Slots, fleet: Fleet) -> Mask:
+        """A mask over `candidates`: True for those that stay."""
+        raise NotImplementedError(self.type)
+
+
+class Scorer(Plugin):
+    def score(self, request: Request, candidates: Slots, fleet: Fleet) -> Vector:
+        """A number in 0..1 for each of `candidates`; larger is better."""
+        raise NotImplementedError(self.type)
+
+
+class Picker(Plugin):
+    def pick(self, request: Request, candidates: Slots, scores: Vector, fleet: Fleet) -> Slots:
+        """The chosen slots, best first. The first is the destination, the rest are fallbacks."""
+        raise NotImplementedError(self.type)
+
+
+class Verdict(msgspec.Struct, frozen=True):
+    """What a decider says, and the numbers it said it from."""
+
+    disaggregate: bool
+    reason: str
+    """A short label; becomes a metric label, so it comes from a fixed set."""
+    numbers: dict[str, float] = {}
+
+
+class Decider(Plugin):
+    def decide(self, request: Request, decode: int, fleet: Fleet) -> Verdict:
+        """Whether the request, having picked slot `decode`, goes through another stage first."""
+        raise NotImplementedError(self.type)
+
+
+class Producer(Plugin):
+    def produce(self, request: Request, fleet: Fleet) -> None:
+        """Fill what this producer knows into the request. A producer that fails costs its own data, not the request."""
+
+
+class ProfileHandler(Plugin):
+    def next_profile(self, request: Request, picks: Mapping[str, Slots], fleet: Fleet) -> str | None:
+        """The profile to run next, given what has been picked so far; None when done."""
+        raise NotImplementedError(self.type)
+
+    def primary(self, picks: Mapping[str, Slots]) -> str:
+        """The profile whose pick is the destination."""
+        raise NotImplementedError(self.type)
+
+    def headers(self, picks: Mapping[str, Slots], fleet: Fleet) -> dict[str, str]:
+        """Headers the engine (or its routing sidecar) needs, such as `x-prefiller-host-port`."""
+        return {}
+
+
+def registered() -> Mapping[str, type[Plugin]]:
+    """Every known plugin type, aliases included."""
+    return _registry
+

@@ -1,0 +1,54 @@
+"""One request as the scheduler sees it: numbers and names, no text."""
+
+from collections.abc import Mapping
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+Vector = NDArray[np.float64]
+
+
+class Match(msgspec.Struct, frozen=True, kw_only=True):
+    """How much of a prompt every endpoint holds. Vectors are indexed by slot and as long as the fleet's capacity."""
+
+    tokens: Vector
+    """Leading cached tokens, whatever tier they are in."""
+    weighted_tokens: Vector
+    """The same, every token weighted by its tier (GPU 1.0)."""
+    total_tokens: int
+    """Tokens of the prompt's full blocks: the most that can match."""
+    block_tokens: int
+
+
+class Request(msgspec.Struct, kw_only=True):
+    """What filters, scorers, pickers and deciders read.
+
+    Producers fill `matches` before the scheduling cycle; nothing in the cycle writes.
+    """
+
+    id: str
+    model: str
+    """The model the client named."""
+    target_model: str
+    """The model after rewriting; what the engines know."""
+    path: str
+    headers: Mapping[str, str] = {}
+    """Lower-case names."""
+    prompt_tokens: int = 0
+    """0 where the prompt could not be tokenized."""
+    expected_output_tokens: int = 0
+    priority: int = 0
+    fairness_id: str = "default-flow"
+    session_id: str | None = None
+    multimodal: bool = False
+    rewrites_history: bool | None = None
+    """What the template probe found for this model; None where it is unknown."""
+    matches: dict[str, Match] = {}
+    """Producer name -> what it found."""
+    default_match: str = ""
+    """The producer that is meant when a plugin names none."""
+
+    def match(self, producer: str | None = None) -> Match | None:
+        """The match found by `producer` (None: the default one), or None where there is none."""
+        return self.matches.get(producer or self.default_match)

@@ -1,0 +1,1 @@
+"""Which endpoint holds which block: block keys, engine hashes, the two-level LRU index, trust."""
