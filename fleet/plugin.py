@@ -49,7 +49,9 @@ class Plugin:
         cls.type = type
         for name in (type, *cls.aliases):
             if name in _registry:
-                raise TypeError(f"plugin type {name!r} is defined twice: {_registry[name].__qualname__} and {cls.__qualname__}")
+                raise TypeError(
+                    f"plugin type {name!r} is defined twice: {_registry[name].__qualname__} and {cls.__qualname__}"
+                )
             _registry[name] = cls
 
     def __init__(self, name: str, parameters: Parameters) -> None:
@@ -118,4 +120,3 @@ class ProfileHandler(Plugin):
 def registered() -> Mapping[str, type[Plugin]]:
     """Every known plugin type, aliases included."""
     return _registry
-

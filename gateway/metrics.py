@@ -1,0 +1,276 @@
+"""Every metric the gateway exports, in one place; docs/metrics.md is generated from here.
+
+Labels are bounded: endpoints by the fleet, reasons and steps by fixed sets, models by `MAX_MODELS` (the rest are `other`).
+A help text ends with what to do when the value looks wrong.
+"""
+
+from collections.abc import Iterable
+from typing import Protocol
+
+import msgspec
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+MAX_MODELS = 100
+
+STEP_BUCKETS = (
+    *(0.00005, 0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05),
+    *(0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0),
+)
+TTFT_BUCKETS = (*(0.005, 0.025, 0.05, 0.1, 0.2, 0.4, 0.6, 0.8, 1, 1.5, 2, 3, 4, 6, 8, 10, 15, 20, 30, 45, 60, 120),)
+TOKEN_BUCKETS = tuple(float(2**n) for n in range(3, 18))
+ERROR_BUCKETS = (0.0, 16, 32, 64, 128, 256, 512, 1024, 4096, 16384)
+FRACTION_BUCKETS = tuple(n / 10 for n in range(11))
+
+STEPS = ("parse", "tokenize", "keys", "match", "schedule", "total")
+
+
+class Definition(msgspec.Struct, frozen=True):
+    """What docs/metrics.md says of one metric."""
+
+    name: str
+    kind: str
+    labels: tuple[str, ...]
+    help: str
+
+
+class Metrics:
+    """The gateway's own counters and histograms, registered in one registry."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self.registry = registry
+        self.definitions: list[Definition] = []
+        self._models: set[str] = set()
+
+        def define(name: str, kind: str, labels: tuple[str, ...], help_: str) -> None:
+            self.definitions.append(Definition(f"warmroute_{name}", kind, labels, help_))
+
+        def counter(name: str, help_: str, labels: tuple[str, ...] = ()) -> Counter:
+            define(f"{name}_total", "counter", labels, help_)
+            return Counter(f"warmroute_{name}", help_, labels, registry=registry)
+
+        def gauge(name: str, help_: str, labels: tuple[str, ...] = ()) -> Gauge:
+            define(name, "gauge", labels, help_)
+            return Gauge(f"warmroute_{name}", help_, labels, registry=registry)
+
+        def histogram(name: str, help_: str, buckets: Iterable[float], labels: tuple[str, ...] = ()) -> Histogram:
+            define(name, "histogram", labels, help_)
+            return Histogram(f"warmroute_{name}", help_, labels, buckets=tuple(buckets), registry=registry)
+
+        self.requests = counter(
+            "requests",
+            "Requests decided, by outcome: routed, or rejected with the status. Rejections that are not 4xx mean that no "
+            "endpoint was eligible: look at warmroute_endpoint_up.",
+            ("model", "outcome"),
+        )
+        self.blind = counter(
+            "routed_blind",
+            "Requests routed by load only, by reason. Anything but no_prompt means that the prefix cache was not used: look "
+            "up the reason in the troubleshooting page.",
+            ("reason",),
+        )
+        self.step = histogram(
+            "decision_step_seconds",
+            "Time of each step of a decision. tokenize grows with the new text of a request; the others should stay below "
+            "a millisecond.",
+            STEP_BUCKETS,
+            ("step",),
+        )
+        self.prompt_tokens = histogram("prompt_tokens", "Prompt length of tokenized requests.", TOKEN_BUCKETS)
+        self.match_tokens = histogram(
+            "match_tokens",
+            "Leading cached tokens predicted, on the endpoint that has most (best) and on the chosen one. best far above "
+            "chosen means that load overrules affinity; both at zero means that a wire is broken or nothing is shared.",
+            TOKEN_BUCKETS,
+            ("which",),
+        )
+        self.match_fraction = histogram(
+            "match_fraction",
+            "Share of the prompt predicted as cached: best available, on the chosen endpoint, and actually reused as the "
+            "engine reported.",
+            FRACTION_BUCKETS,
+            ("which",),
+        )
+        self.cached_error = histogram(
+            "cached_tokens_error",
+            "Absolute difference between predicted and engine-reported cached tokens, over (predicted too much) or under. "
+            "A healthy fleet has everything in the smallest buckets.",
+            ERROR_BUCKETS,
+            ("endpoint", "direction"),
+        )
+        self.cached_unknown = counter(
+            "cached_tokens_unreported",
+            "Completed responses whose usage had no cached_tokens: accuracy cannot be known. Start engines with "
+            "--enable-prompt-tokens-details.",
+            ("endpoint",),
+        )
+        self.responses = counter(
+            "responses",
+            "Routed requests by how they ended: finished, aborted (the stream ended before the response did), or error "
+            "(the engine answered 5xx).",
+            ("endpoint", "end"),
+        )
+        self.ttft = histogram(
+            "time_to_first_token_seconds",
+            "From the routing decision to the first byte of the response body, as the gateway sees it.",
+            TTFT_BUCKETS,
+            ("endpoint",),
+        )
+        self.plugin_errors = counter(
+            "plugin_errors",
+            "Plugins that raised; the request went on without what they knew. The log names the error.",
+            ("plugin",),
+        )
+        self.decider = counter(
+            "decider_decisions",
+            "Prefill/decode decisions by decider, outcome and reason.",
+            ("decider", "outcome", "reason"),
+        )
+        self.streams_open = gauge("extproc_streams_open", "ext-proc streams open now, one per request in flight.")
+        self.reloads = counter("config_reloads", "Configuration reloads, by result: ok or refused.", ("result",))
+
+    def model(self, name: str) -> str:
+        """The label for a model name: itself, or `other` beyond MAX_MODELS different ones."""
+        if name in self._models:
+            return name
+        if len(self._models) < MAX_MODELS:
+            self._models.add(name)
+            return name
+        return "other"
+
+
+class StreamState(msgspec.Struct, frozen=True, kw_only=True):
+    """What is exported of one event stream."""
+
+    endpoint: str
+    rank: int
+    state: str
+    reason: str
+    events: dict[str, int]
+    skipped: dict[str, int]
+    gaps: int
+    replays: int
+    sequence: int
+    last_event_age_s: float
+
+
+class IndexState(msgspec.Struct, frozen=True, kw_only=True):
+    keys: int
+    entries: int
+    evicted_keys: int
+    evicted_holders: int
+
+
+class EndpointState(msgspec.Struct, frozen=True, kw_only=True):
+    endpoint: str
+    rank: int
+    role: str
+    up: bool
+    in_flight: int
+    in_flight_tokens: float
+    waiting: float
+    running: float
+    kv_usage: float
+    scrape_age_s: float
+
+
+class Picture(Protocol):
+    """The gateway's picture at the moment of a scrape."""
+
+    def streams(self) -> list[StreamState]: ...
+    def index(self) -> IndexState: ...
+    def endpoints(self) -> list[EndpointState]: ...
+
+
+TRUST_STATES = ("exact", "degraded", "blind")
+
+
+_STREAM = ("endpoint", "rank")
+
+PICTURE: dict[str, Definition] = {
+    key: Definition(f"warmroute_{key}" + ("_total" if kind == "counter" else ""), kind, labels, help_)
+    for key, kind, labels, help_ in (
+        ("index_keys", "gauge", (), "Distinct block keys in the index."),
+        ("index_entries", "gauge", (), "(key, endpoint) pairs in the index; entries / keys is the replication."),
+        (
+            "index_evicted",
+            "counter",
+            ("what",),
+            "Keys and holders the index forgot because it was full. Growing means matches that are too short: raise "
+            "maxKeys or maxHolders.",
+        ),
+        (
+            "stream_trust",
+            "gauge",
+            (*_STREAM, "state", "reason"),
+            "1 for the state a stream is in: exact, degraded or blind, with the reason. Anything but exact: look up the reason.",
+        ),
+        ("events", "counter", (*_STREAM, "kind"), "KV events applied, by kind."),
+        ("events_skipped", "counter", (*_STREAM, "reason"), "KV events skipped, by reason. Should not grow."),
+        ("stream_gaps", "counter", _STREAM, "Sequence gaps seen. Growing means that the engine's PUB drops batches."),
+        ("stream_replays", "counter", _STREAM, "Replays asked for: one at the first connection, then one per gap."),
+        ("stream_sequence", "gauge", _STREAM, "Last sequence number applied; -1 before the first."),
+        (
+            "stream_last_event_age_seconds",
+            "gauge",
+            _STREAM,
+            "Seconds since the last event; -1 before the first. An endpoint that serves new prompts and stays silent has a "
+            "broken event wire.",
+        ),
+        ("endpoint_up", "gauge", _STREAM, "1 while the endpoint takes requests."),
+        ("endpoint_in_flight", "gauge", _STREAM, "Requests sent there and not finished."),
+        ("endpoint_in_flight_tokens", "gauge", _STREAM, "Uncached prompt tokens sent there that await a first token."),
+        ("endpoint_waiting", "gauge", _STREAM, "Waiting requests, as last scraped."),
+        ("endpoint_running", "gauge", _STREAM, "Running requests, as last scraped."),
+        ("endpoint_kv_usage", "gauge", _STREAM, "KV cache use 0..1, as last scraped."),
+        ("endpoint_scrape_age_seconds", "gauge", _STREAM, "Age of the scraped load; -1 before the first scrape."),
+    )
+}
+
+
+class PictureCollector(Collector):
+    """Exports what the index, the streams and the fleet hold, read at scrape time."""
+
+    def __init__(self, picture: Picture) -> None:
+        self._picture = picture
+
+    def collect(self) -> Iterable[Metric]:
+        families = {
+            key: (CounterMetricFamily if d.kind == "counter" else GaugeMetricFamily)(
+                d.name.removesuffix("_total"), d.help, labels=d.labels
+            )
+            for key, d in PICTURE.items()
+        }
+
+        def put(key: str, labels: tuple[str, ...], value: float) -> None:
+            families[key].add_metric(labels, value)
+
+        index = self._picture.index()
+        put("index_keys", (), index.keys)
+        put("index_entries", (), index.entries)
+        put("index_evicted", ("keys",), index.evicted_keys)
+        put("index_evicted", ("holders",), index.evicted_holders)
+        for stream in self._picture.streams():
+            label = (stream.endpoint, str(stream.rank))
+            for state in TRUST_STATES:
+                here = state == stream.state
+                put("stream_trust", (*label, state, stream.reason if here else ""), float(here))
+            for kind, count in stream.events.items():
+                put("events", (*label, kind), count)
+            for reason, count in stream.skipped.items():
+                put("events_skipped", (*label, reason), count)
+            put("stream_gaps", label, stream.gaps)
+            put("stream_replays", label, stream.replays)
+            put("stream_sequence", label, stream.sequence)
+            put("stream_last_event_age_seconds", label, stream.last_event_age_s)
+        for endpoint in self._picture.endpoints():
+            label = (endpoint.endpoint, str(endpoint.rank))
+            put("endpoint_up", label, float(endpoint.up))
+            put("endpoint_in_flight", label, endpoint.in_flight)
+            put("endpoint_in_flight_tokens", label, endpoint.in_flight_tokens)
+            put("endpoint_waiting", label, endpoint.waiting)
+            put("endpoint_running", label, endpoint.running)
+            put("endpoint_kv_usage", label, endpoint.kv_usage)
+            put("endpoint_scrape_age_seconds", label, endpoint.scrape_age_s)
+        yield from families.values()

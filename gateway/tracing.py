@@ -1,0 +1,102 @@
+"""OpenTelemetry spans, off unless asked for. Off costs one attribute lookup and an empty context manager per span."""
+
+import contextlib
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager
+from typing import Protocol
+
+from opentelemetry import context as otel_context
+from opentelemetry import trace
+from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
+from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter
+from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+AttributeValue = str | int | float | bool
+
+
+class Span(Protocol):
+    def set(self, name: str, value: AttributeValue) -> None: ...
+
+
+class Tracing(Protocol):
+    """Where spans go: nowhere (`NoTracing`) or to an OTLP endpoint (`OtlpTracing`)."""
+
+    def request(self, headers: Mapping[str, str]) -> AbstractContextManager[Span]:
+        """The span of one request, child of the client's W3C context where there is one."""
+        ...
+
+    def step(self, name: str) -> AbstractContextManager[Span]:
+        """A span for one step, child of the current one."""
+        ...
+
+    def outgoing(self) -> dict[str, str]:
+        """`traceparent` and `tracestate` for the engine; empty where tracing is off (the client's own then pass through)."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class _NoSpan:
+    def set(self, name: str, value: AttributeValue) -> None:
+        """Attributes of a span that nobody records."""
+
+
+_NO_SPAN = _NoSpan()
+_NOTHING: AbstractContextManager[Span] = contextlib.nullcontext(_NO_SPAN)
+
+
+class NoTracing:
+    def request(self, headers: Mapping[str, str]) -> AbstractContextManager[Span]:
+        return _NOTHING
+
+    def step(self, name: str) -> AbstractContextManager[Span]:
+        return _NOTHING
+
+    def outgoing(self) -> dict[str, str]:
+        return {}
+
+    def close(self) -> None:
+        """Nothing was opened."""
+
+
+class _OtelSpan:
+    def __init__(self, span: trace.Span) -> None:
+        self._span = span
+
+    def set(self, name: str, value: AttributeValue) -> None:
+        self._span.set_attribute(name, value)
+
+
+class OtlpTracing:
+    """Spans exported in batches over OTLP/gRPC, with W3C context in and out."""
+
+    def __init__(self, endpoint: str, exporter: SpanExporter | None = None) -> None:
+        self._provider = TracerProvider(resource=Resource.create({"service.name": "warmroute"}))
+        self._provider.add_span_processor(
+            BatchSpanProcessor(
+                exporter or OTLPSpanExporter(endpoint=endpoint, insecure=not endpoint.startswith("https"))
+            )
+        )
+        self._tracer = self._provider.get_tracer("warmroute")
+        self._propagator = TraceContextTextMapPropagator()
+
+    @contextlib.contextmanager
+    def request(self, headers: Mapping[str, str]) -> Iterator[Span]:
+        parent = self._propagator.extract(dict(headers))
+        with self._tracer.start_as_current_span("gateway.request", context=parent, kind=trace.SpanKind.SERVER) as span:
+            yield _OtelSpan(span)
+
+    @contextlib.contextmanager
+    def step(self, name: str) -> Iterator[Span]:
+        with self._tracer.start_as_current_span(name) as span:
+            yield _OtelSpan(span)
+
+    def outgoing(self) -> dict[str, str]:
+        carrier: dict[str, str] = {}
+        self._propagator.inject(carrier, context=otel_context.get_current())
+        return carrier
+
+    def close(self) -> None:
+        self._provider.shutdown()
