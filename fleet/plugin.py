@@ -9,17 +9,15 @@ and one `Picker.pick`; a `ProfileHandler` says which profile runs next; a `Decid
 `picked` tells every plugin what became of the request.
 """
 
-from collections.abc import Callable, Mapping
+import builtins
+from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Any, ClassVar, TypeVar
 
 import msgspec
-import numpy as np
-from numpy.typing import NDArray
 
-from fleet.fleet import Fleet, Slots
-from fleet.request import Request, Vector
-
-Mask = NDArray[np.bool_]
+from fleet.endpoint import Endpoint
+from fleet.fleet import Fleet, Mask, Slots, Vector
+from fleet.request import Request
 
 
 class Parameters(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename="camel"):
@@ -29,6 +27,8 @@ class Parameters(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 P = TypeVar("P", bound="Plugin")
 Lookup = Callable[[str, type[P]], P]
 
+_NoParameters = Parameters
+
 _registry: dict[str, type["Plugin"]] = {}
 
 
@@ -36,7 +36,8 @@ class Plugin:
     """Base of everything that `plugins:` can name. Subclass one of the kinds below, not this."""
 
     type: ClassVar[str] = ""
-    Parameters: ClassVar[type[Parameters]] = Parameters
+    Parameters: ClassVar[builtins.type[_NoParameters]] = _NoParameters
+    """The parameter struct; a subclass of the module's `Parameters`, which itself has no fields."""
     aliases: ClassVar[tuple[str, ...]] = ()
     """Older names that still work."""
     deprecated: ClassVar[str] = ""
@@ -54,7 +55,7 @@ class Plugin:
                 )
             _registry[name] = cls
 
-    def __init__(self, name: str, parameters: Parameters) -> None:
+    def __init__(self, name: str, parameters: _NoParameters) -> None:
         self.name = name
         self.parameters = parameters
 
@@ -115,6 +116,23 @@ class ProfileHandler(Plugin):
     def headers(self, picks: Mapping[str, Slots], fleet: Fleet) -> dict[str, str]:
         """Headers the engine (or its routing sidecar) needs, such as `x-prefiller-host-port`."""
         return {}
+
+
+class Found(msgspec.Struct, frozen=True):
+    """What discovery sees at one moment."""
+
+    endpoints: list[Endpoint]
+    problems: list[str] = []
+    """Entries that were left out, each with what is wrong and what would be right."""
+
+
+class Discovery(Plugin):
+    """Where endpoints come from: `dataLayer.discovery.pluginRef` names one."""
+
+    async def changes(self) -> AsyncIterator[Found]:
+        """The whole fleet, first as it is now and then again after every change. OSError or ValueError at the start only."""
+        raise NotImplementedError(self.type)
+        yield  # an async generator, in this base class too
 
 
 def registered() -> Mapping[str, type[Plugin]]:

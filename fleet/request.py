@@ -1,6 +1,6 @@
 """One request as the scheduler sees it: numbers and names, no text."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import msgspec
 import numpy as np
@@ -19,6 +19,15 @@ class Match(msgspec.Struct, frozen=True, kw_only=True):
     total_tokens: int
     """Tokens of the prompt's full blocks: the most that can match."""
     block_tokens: int
+    keys: Sequence[int] = ()
+    """The prompt's block keys at this block size; what is on its way to an endpoint is counted by them."""
+
+    def tokens_at(self, slots: NDArray[np.intp], *, weighted: bool = False) -> Vector:
+        """Leading cached tokens of these slots; 0 for a slot that joined after the match was made."""
+        vector = self.weighted_tokens if weighted else self.tokens
+        if not len(slots) or slots.max() < len(vector):
+            return vector[slots]
+        return np.where(slots < len(vector), vector[np.minimum(slots, len(vector) - 1)], 0.0)
 
 
 class Request(msgspec.Struct, kw_only=True):
