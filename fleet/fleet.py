@@ -185,6 +185,10 @@ class Fleet:
             column[slot] = np.nan
         self._free.append(slot)
 
+    def __contains__(self, slot: int) -> bool:
+        """Whether a live endpoint has this slot."""
+        return 0 <= slot < self.capacity and bool(self._live[slot])
+
     def endpoint(self, slot: int) -> Endpoint:
         """The endpoint of a live slot, or of one removed and not yet released (log lines still want its name)."""
         endpoint = self._endpoints[slot]
