@@ -1,6 +1,7 @@
 """The index against a plain dict of sets, and its match against a walk over that dict."""
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
