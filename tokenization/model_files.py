@@ -1,0 +1,81 @@
+"""The files of a model directory that decide over its prompts."""
+
+import json
+import lzma
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+_KINDS = ("bos", "eos", "unk", "sep", "pad", "cls", "mask", "image", "audio", "video", "boi", "eoi")
+_SPECIAL = tuple(f"{kind}_token" for kind in _KINDS)
+
+
+class ModelFiles(msgspec.Struct, frozen=True, kw_only=True):
+    """What was read. `templates` maps names to sources: "default", and "tool_use" where the model has one."""
+
+    tokenizer: str
+    """The text of tokenizer.json."""
+    templates: Mapping[str, str]
+    special_tokens: Mapping[str, str]
+
+
+def read_model_files(directory: Path) -> ModelFiles:
+    """Reads tokenizer.json (or .json.xz), tokenizer_config.json and chat_template.jinja, which wins over the template in
+    the configuration, as in transformers. Raises `FileNotFoundError` and `ValueError` that name the file."""
+    config = _json(directory / "tokenizer_config.json")
+    templates = _config_templates(config)
+    for name, file in (("default", "chat_template.jinja"), ("tool_use", "additional_chat_templates/tool_use.jinja")):
+        if (directory / file).is_file():
+            templates[name] = (directory / file).read_text("utf-8")
+    if not templates:
+        templates = _config_templates(_json(directory / "chat_template.json"))
+    return ModelFiles(
+        tokenizer=_tokenizer(directory),
+        templates=templates,
+        special_tokens=_special_tokens(config),
+    )
+
+
+def _tokenizer(directory: Path) -> str:
+    plain, packed = directory / "tokenizer.json", directory / "tokenizer.json.xz"
+    if plain.is_file():
+        return plain.read_text("utf-8")
+    if packed.is_file():
+        with lzma.open(packed) as file:
+            return file.read().decode("utf-8")
+    raise FileNotFoundError(f"{directory}: no tokenizer.json and no tokenizer.json.xz; is this a model's directory?")
+
+
+def _json(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        return {}
+    try:
+        value = json.loads(path.read_text("utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{path}: not valid JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise ValueError(f"{path}: expected a JSON object")
+    return value
+
+
+def _config_templates(config: Mapping[str, Any]) -> dict[str, str]:
+    value = config.get("chat_template")
+    if isinstance(value, str):
+        return {"default": value}
+    if isinstance(value, list):
+        return {item["name"]: item["template"] for item in value}
+    return {}
+
+
+def _special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
+    """Name -> text; a token is written as its text or as an object with `content`."""
+    tokens = {}
+    for name in _SPECIAL:
+        value = config.get(name)
+        if isinstance(value, dict):
+            value = value.get("content")
+        if isinstance(value, str):
+            tokens[name] = value
+    return tokens
