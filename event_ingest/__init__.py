@@ -1,1 +1,1 @@
-"""From an engine's event stream to the index: wire formats, sequence, re-blocking, sockets."""
+"""From an engine's KV events to index entries: wire formats, the stream state machine, re-blocking, recordings."""

@@ -1,0 +1,345 @@
+"""An engine's blocks, linked into chains, and the router's block keys over them.
+
+Engines cut a sequence into blocks of their size B, the router into blocks of its size R. A block that has a known parent
+is *placed*: what stands before it is known, so the router keys that end inside it can be computed. What is left over behind
+the last of them, the *tail*, is kept at the block and completed by whatever child comes later, so a reply that is announced
+one engine block at a time ends up under the same keys as a prompt that contains it.
+
+    engine blocks, B = 16   |--0--|--1--|--2--|--3--|--4--|     each keeps the tokens behind the last router border
+    router blocks, R = 24   |----0----|----1----|----2---       key 0 ends in block 1 and has the parts (0, 1)
+
+Rules
+1. A block whose parent is not known yet is not thrown away: a placeholder stands for the parent, and the block waits at it,
+   with its tokens, until the parent arrives (in one step for whole subtrees). At most `max_waiting` blocks wait; beyond
+   that the longest-waiting subtree is dropped and counted.
+2. Removed blocks stay linked while they have children, and for a while after: children that come late still find them.
+   At most `max_absent` removed blocks without children are kept.
+3. Keys exist once per content, whoever completes them: two engine blocks that begin alike share the keys of that beginning
+   where R < B.
+This file knows nothing of who holds what; `Block.present` is set by its caller.
+"""
+
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Sequence
+
+from event_ingest.events import Extra, Item
+from indexer.block_key import TOKEN_BYTES, media_extra, next_key, root_key
+
+
+class Key:
+    """One router block key: its parent, and (for re-blocking) how often it is claimed in each tier."""
+
+    __slots__ = ("claims", "held_children", "key", "parent", "users")
+
+    def __init__(self, key: int, parent: "Key | None") -> None:
+        self.key = key
+        self.parent = parent
+        self.users = 0  # blocks and spans that refer to it
+        self.claims = 0  # claims per tier, 32 bits each
+        self.held_children = 0
+
+
+class Span:
+    """A router block that lies over several engine blocks: held only where all of them are."""
+
+    __slots__ = ("key", "mask", "parts")
+
+    def __init__(self, key: Key, parts: "tuple[Block, ...]") -> None:
+        self.key = key
+        self.parts = parts
+        self.mask = 0
+
+
+class Block:
+    """One engine block, known by its engine hash."""
+
+    __slots__ = (
+        "children",
+        "content",
+        "epoch",
+        "extra",
+        "first",
+        "groups",
+        "hash",
+        "keys",
+        "last",
+        "mask",
+        "others",
+        "parent",
+        "placed",
+        "present",
+        "root",
+        "size",
+        "spans",
+        "tail",
+        "tail_blocks",
+        "tail_items",
+        "waiting",
+    )
+
+    def __init__(self, hash_: int) -> None:
+        self.hash = hash_
+        self.parent: Block | None = None
+        self.root: int | None = None  # root key, for blocks without a parent
+        self.children = 0
+        self.placed = False
+        self.present = False
+        # Content: only while it waits for its parent, except the size.
+        self.size = 0
+        self.content: bytes | int | None = None
+        self.extra: Extra | None = None
+        self.waiting: list[Block] | None = None
+        # Where it stands in the router's blocks; valid once placed.
+        self.last: Key | None = None  # the last key that is complete at the end of this block
+        self.keys: tuple[Key, ...] = ()  # keys that lie in this block alone
+        self.spans: list[Span] | None = None  # router blocks over this and other blocks
+        self.tail = b""
+        self.tail_items: tuple[Item, ...] = ()
+        self.tail_blocks: tuple[Block, ...] = ()
+        # Copies, for re-blocking: in the first place, in others, since which epoch; and what was made of them.
+        self.first = 0
+        self.others: dict[int, int] | None = None
+        self.epoch = 0
+        self.mask = 0
+        self.groups = 0
+
+
+class Chain:
+    """The blocks of one stream. `block_tokens` is the router's block size."""
+
+    def __init__(
+        self,
+        *,
+        model: str,
+        block_tokens: int,
+        on_placed: Callable[[Block], None],
+        sequence_key: Callable[[int | None, int], int] | None = None,
+        max_waiting: int = 16_384,
+        max_absent: int = 8_192,
+    ) -> None:
+        self.block_tokens = block_tokens
+        self.keys: dict[int, Key] = {}
+        self.dropped = 0
+        self.resolved = 0
+        self._model = model
+        self._chunk = block_tokens * TOKEN_BYTES
+        self._on_placed = on_placed
+        self._sequence_key = sequence_key
+        self._max_waiting = max_waiting
+        self._max_absent = max_absent
+        self._blocks: dict[int, Block] = {}
+        self._unplaced: OrderedDict[int, Block] = OrderedDict()
+        self._absent: OrderedDict[int, Block] = OrderedDict()
+        self._roots: dict[tuple[str | None, str | None], int] = {}
+
+    def __len__(self) -> int:
+        return len(self._blocks)
+
+    def __iter__(self) -> Iterator[Block]:
+        return iter(list(self._blocks.values()))
+
+    @property
+    def waiting(self) -> int:
+        """Blocks that wait for a parent or for their content."""
+        return len(self._unplaced)
+
+    def find(self, hash_: int) -> Block | None:
+        return self._blocks.get(hash_)
+
+    def find_or_expect(self, hash_: int) -> Block:
+        """The block of that hash; an unknown one is entered without content and waits for it."""
+        block = self._blocks.get(hash_)
+        if block is None:
+            block = self._blocks[hash_] = Block(hash_)
+            self._unplaced[hash_] = block
+        return block
+
+    def root(self, lora: str | None, salt: str | None) -> int:
+        key = self._roots.get((lora, salt))
+        if key is None:
+            if len(self._roots) > 4096:
+                self._roots.clear()
+            key = self._roots[lora, salt] = root_key(self._model, lora=lora, salt=salt)
+        return key
+
+    def describe(
+        self, block: Block, parent: Block | None, root: int | None, content: bytes | int, size: int, extra: Extra | None
+    ) -> None:
+        """Say what a block holds and what it follows, and place it (and all that waited for it) if that is possible."""
+        if block.content is not None:
+            return  # announced again while it waits
+        block.content, block.size, block.extra, block.root = content, size, extra, root
+        if parent is not None and block.parent is None:
+            block.parent = parent
+            parent.children += 1
+            self._absent.pop(parent.hash, None)
+        if parent is None or parent.placed:
+            self._place(block)
+        else:
+            parent.waiting = parent.waiting or []
+            parent.waiting.append(block)
+
+    def agrees(
+        self, block: Block, parent: Block | None, root: int | None, content: bytes | int, size: int, extra: Extra | None
+    ) -> bool:
+        """Whether a placed block is where, and what, an event says it is."""
+        if block.size != size or (parent is not None and not parent.placed):
+            return block.size == size
+        last, _, tail, _ = self._cut(parent, root, content, extra)
+        return last == (block.last.key if block.last is not None else block.root) and tail == block.tail
+
+    def leave(self, block: Block) -> None:
+        """The last copy of a block is gone."""
+        if block.children == 0:
+            if not block.placed:
+                self._forget(block)
+                return
+            self._absent[block.hash] = block
+            self._absent.move_to_end(block.hash)
+            while len(self._absent) > self._max_absent:
+                self._forget(self._absent.popitem(last=False)[1])
+
+    def arrive(self, block: Block) -> None:
+        """A block that had no copies has one."""
+        self._absent.pop(block.hash, None)
+
+    def trim(self) -> list[Block]:
+        """Drop what has waited longest beyond the bound; returns the blocks dropped, which nothing refers to any more."""
+        dropped: list[Block] = []
+        while len(self._unplaced) > self._max_waiting:
+            stack = [next(iter(self._unplaced.values()))]
+            while stack:
+                block = stack.pop()
+                if self._unplaced.pop(block.hash, None) is None:
+                    continue
+                stack.extend(block.waiting or ())
+                self._blocks.pop(block.hash, None)
+                if block.parent is not None:
+                    block.parent.children -= 1
+                    if block.parent.waiting and block in block.parent.waiting:
+                        block.parent.waiting.remove(block)
+                if block.content is not None or block.present:
+                    dropped.append(block)
+        self.dropped += len(dropped)
+        return dropped
+
+    # ------------------------------------------------------------------------------------------------------ placing
+
+    def _place(self, block: Block) -> None:
+        stack = [block]
+        while stack:
+            block = stack.pop()
+            assert block.content is not None
+            if self._unplaced.pop(block.hash, None) is not None and block.parent is not None and block.present:
+                self.resolved += 1
+            parent = block.parent
+            root = self.root(None, None) if block.root is None else block.root
+            _, numbers, tail, tail_items = self._cut(parent, root, block.content, block.extra)
+            before = parent.tail_blocks if parent is not None else ()
+            last = parent.last if parent is not None else None
+            own: list[Key] = []
+            for position, number in enumerate(numbers):
+                last = self._key(number, last)
+                last.users += 1
+                if position == 0 and before:
+                    span = Span(last, (*before, block))
+                    for part in span.parts:
+                        part.spans = part.spans or []
+                        part.spans.append(span)
+                else:
+                    own.append(last)
+            block.keys = tuple(own)
+            block.last = last
+            block.root = parent.root if parent is not None else root
+            block.tail, block.tail_items = tail, tail_items
+            if tail:
+                block.tail_blocks = (block,) if numbers or not before else (*before, block)
+            block.content = block.extra = None
+            block.placed = True
+            self._on_placed(block)
+            waiting, block.waiting = block.waiting, None
+            stack.extend(waiting or ())
+
+    def _cut(
+        self, parent: Block | None, root: int | None, content: bytes | int, extra: Extra | None
+    ) -> tuple[int | None, list[int], bytes, tuple[Item, ...]]:
+        """The last complete key, the keys that end in a block, and the tail (tokens, items) behind them."""
+        key = (parent.last.key if parent.last is not None else parent.root) if parent is not None else root
+        if isinstance(content, int):
+            assert self._sequence_key is not None
+            number = self._sequence_key(parent.last.key if parent is not None and parent.last else None, content)
+            return number, [number], b"", ()
+        assert key is not None
+        tokens = content
+        items: tuple[Item, ...] = ()
+        before = 0
+        if parent is not None and parent.tail:
+            tokens = parent.tail + content
+            items = parent.tail_items
+            before = len(parent.tail) // TOKEN_BYTES
+        embeds = b""
+        if extra is not None:
+            items = (*items, *(Item(i.identifier, i.offset + before) for i in extra.items if i.offset >= 0))
+            embeds = extra.embeds
+        numbers: list[int] = []
+        position = 0
+        while len(tokens) - position >= self._chunk:
+            added = b""
+            if items or embeds:
+                start = position // TOKEN_BYTES
+                end = start + self.block_tokens
+                added = media_extra((i.identifier, i.offset - start) for i in items if start <= i.offset < end)
+                items = tuple(i for i in items if i.offset >= end)
+                if embeds:  # a digest of this engine block's embeddings: no request computes one
+                    added, embeds = added + b"\xffembeds" + embeds, b""
+            key = next_key(key, tokens[position : position + self._chunk], added)
+            numbers.append(key)
+            position += self._chunk
+        start = position // TOKEN_BYTES
+        left = tuple(Item(i.identifier, i.offset - start) for i in items)
+        if embeds:
+            left = (*left, Item("\xffembeds" + embeds.hex(), 0))
+        return key, numbers, tokens[position:], left
+
+    def _key(self, number: int, parent: Key | None) -> Key:
+        key = self.keys.get(number)
+        if key is None:
+            key = self.keys[number] = Key(number, parent)
+        return key
+
+    # --------------------------------------------------------------------------------------------------- forgetting
+
+    def _forget(self, block: Block) -> None:
+        """Forget an absent block without children, and its absent ancestors once nothing follows them."""
+        self._blocks.pop(block.hash, None)
+        self._unplaced.pop(block.hash, None)
+        self._absent.pop(block.hash, None)
+        for key in block.keys:
+            self._drop_user(key)
+        for span in block.spans or ():
+            for part in span.parts:
+                if part is not block and part.spans is not None:
+                    part.spans.remove(span)
+            self._drop_user(span.key)
+        block.spans = None
+        parent = block.parent
+        if parent is not None:
+            parent.children -= 1
+            if parent.waiting and block in parent.waiting:
+                parent.waiting.remove(block)
+            if parent.children == 0 and not parent.present:
+                if parent.placed:
+                    self._absent[parent.hash] = parent
+                else:
+                    self._forget(parent)
+
+    def _drop_user(self, key: Key) -> None:
+        key.users -= 1
+        if key.users == 0 and self.keys.get(key.key) is key:
+            del self.keys[key.key]
+
+
+def split(tokens: bytes, count: int, block_tokens: int) -> Sequence[bytes]:
+    """The packed tokens of `count` consecutive blocks."""
+    size = block_tokens * TOKEN_BYTES
+    return [tokens[number * size : (number + 1) * size] for number in range(count)]

@@ -1,0 +1,260 @@
+"""Everything for one stream in one object, without sockets: frames in, index entries and questions out.
+
+    frames --decode--> batch --Stream--> Apply in order --Reblocker--> operations --> Index
+                                    \\--> AskReplay, SetTrust: returned to whoever owns the sockets
+
+Live ingest and the replaying of recordings use this same path.
+"""
+
+import logging
+from collections import Counter, deque
+from collections.abc import Sequence
+from typing import TypeAlias
+
+import msgspec
+
+from event_ingest.events import AllBlocksCleared, BlockStored, Decoded, Skipped, event_kind
+from event_ingest.events import Reason as SkipReason
+from event_ingest.operations import Add, Clear, Dense, Operation, Remove
+from event_ingest.reblock import Reblocker
+from event_ingest.stream import END_MARKER, Apply, AskReplay, DropAll, Effect, Limits, Lost, SetTrust, Stream
+from event_ingest.verify import Verifier
+from event_ingest.vllm_wire import decode
+from indexer.index import Index
+from indexer.trust import Reason, Trust
+
+log = logging.getLogger(__name__)
+
+Outcome: TypeAlias = AskReplay | SetTrust
+
+_JUDGED = 32  # observations that decide about over-prediction
+_OVER_LIMIT = 8
+_HEAL_AFTER = 16
+
+
+class EventPath:
+    """One stream's way into the index.
+
+    name       for log lines and metrics: the endpoint's name or address, with its rank
+    slot       the endpoint's number in the index; this object is its only feeder
+    model      base model of the engine: part of every key
+    can_replay whether questions (`AskReplay`) can be asked at all
+
+    `feed*`, `connected`, `disconnected` and `tick` take the caller's monotonic time in seconds and return what its owner must
+    do (`AskReplay`) or publish (`SetTrust`). Not thread-safe: one thread feeds it; the numbers may be read from others.
+    """
+
+    def __init__(
+        self,
+        index: Index,
+        slot: int,
+        *,
+        name: str,
+        model: str,
+        can_replay: bool,
+        block_tokens: int | None = None,
+        limits: Limits | None = None,
+        verifier: Verifier | None = None,
+    ) -> None:
+        self.name = name
+        self.slot = slot
+        self.stream = Stream(can_replay=can_replay, limits=limits)
+        self.ledger = Reblocker(model=model, block_tokens=block_tokens)
+        self.verifier = verifier
+        self.events: Counter[str] = Counter()
+        """Events applied, by kind."""
+        self.skipped: Counter[str] = Counter()
+        """What could not be used, by reason."""
+        self.lag_s = 0.0
+        """Engine time of the last batch to the moment it was applied; needs `wall` in `feed`."""
+        self._index = index
+        self._trust = self.stream.trust
+        self._unmodelled = ""
+        self._judgements: deque[int] = deque(maxlen=_JUDGED)
+        self._agreed = 0
+        index.set_dense(slot, True)
+
+    @property
+    def trust(self) -> Trust:
+        """What can be claimed about this stream's entries now."""
+        return self._trust
+
+    @property
+    def block_tokens(self) -> int | None:
+        """The router's block size on this stream, None until it is learned from the first stored block."""
+        return self.ledger.block_tokens
+
+    @property
+    def engine_block_tokens(self) -> int | None:
+        """The engine's block size: matches are to be rounded down to it."""
+        return self.ledger.engine_block_tokens
+
+    # ------------------------------------------------------------------------------------------------------- in, out
+
+    def connected(self, now: float) -> list[Outcome]:
+        """The subscription is up: ask for what was published before."""
+        return self._carry_out(self.stream.connected(now), now)
+
+    def disconnected(self, now: float) -> list[Outcome]:
+        return self._carry_out(self.stream.disconnected(now), now)
+
+    def tick(self, now: float) -> list[Outcome]:
+        """Let time pass (about once a second): unanswered questions, quiet streams."""
+        return self._carry_out(self.stream.tick(now), now)
+
+    def feed(self, frames: Sequence[bytes], now: float, wall: float | None = None) -> list[Outcome]:
+        """One message of the subscription: topic, sequence number, payload."""
+        seq = _sequence(frames)
+        if seq is None:
+            return self._bad_frames(frames, now)
+        decoded = decode(frames[-1])
+        if wall is not None and decoded.batch is not None:
+            self.lag_s = wall - decoded.batch.ts
+        return self._carry_out(self.stream.live(seq, _time(decoded), decoded, now), now)
+
+    def feed_replay(self, frames: Sequence[bytes], now: float) -> list[Outcome]:
+        """One message of the replay socket: a batch (with or without delimiter and topic in front) or the end marker."""
+        if len(frames) >= 2 and frames[-2] == END_MARKER:
+            return self._carry_out(self.stream.replay_ended(now), now)
+        seq = _sequence(frames)
+        if seq is None:
+            return self._bad_frames(frames, now)
+        decoded = decode(frames[-1])
+        return self._carry_out(self.stream.replayed(seq, _time(decoded), decoded, now), now)
+
+    def observe(
+        self, keys: Sequence[int], prompt_tokens: int, predicted_tokens: int, cached_tokens: int, now: float
+    ) -> list[Outcome]:
+        """An engine reported how much of a prompt it had cached: confirm or drop suspects, judge the trust.
+
+        `keys` are the prompt's block keys at this stream's block size, `predicted_tokens` what was predicted for it here.
+        """
+        engine_block = self.engine_block_tokens or 1
+        usable = max(prompt_tokens - 1, 0) // engine_block * engine_block
+        self._operate(self.ledger.confirm(keys[: usable // (self.block_tokens or 1)], cached_tokens))
+        self._judgements.append(predicted_tokens - cached_tokens)
+        self._agreed = self._agreed + 1 if predicted_tokens == cached_tokens else 0
+        over = sum(1 for difference in self._judgements if difference > 0)
+        if over >= _OVER_LIMIT:
+            detail = f"{over} of the last {len(self._judgements)} requests had less cached than predicted"
+            self.stream.doubt(Reason.OVERPREDICTED, detail, self.stream.next_seq or 0, now)
+        elif self._agreed >= _HEAL_AFTER and not self.ledger.suspects:
+            self.stream.heal(now)
+        return self._settle(now)
+
+    def counters(self) -> dict[str, int]:
+        """Everything countable about this stream, by metric label; the last six are gauges."""
+        ledger = self.ledger
+        return {
+            **msgspec.structs.asdict(self.stream.counters),
+            **msgspec.structs.asdict(ledger.counters),
+            "orphans_resolved": ledger.resolved,
+            "orphans_dropped": ledger.dropped,
+            "batches_waiting": self.stream.waiting,
+            "orphans_waiting": ledger.waiting,
+            "suspects": ledger.suspects,
+            "engine_blocks": ledger.blocks,
+            "keys": ledger.held_keys,
+            "holes": ledger.holes,
+        }
+
+    def close(self) -> None:
+        """The endpoint is going: take its entries out of the index. Its slot may be given away afterwards."""
+        self._operate(self.ledger.clear(forget_groups=True))
+
+    # --------------------------------------------------------------------------------------------------- how it works
+
+    def _carry_out(self, effects: Sequence[Effect], now: float) -> list[Outcome]:
+        outcomes: list[Outcome] = []
+        for effect in effects:
+            match effect:
+                case Apply(seq, decoded):
+                    self._apply(seq, decoded, now)
+                case AskReplay():
+                    outcomes.append(effect)
+                case DropAll(reason):
+                    log.warning("cache_replaced stream=%s reason=%s keys=%d", self.name, reason, self.ledger.held_keys)
+                    self._operate(self.ledger.clear(forget_groups=True))
+                    self._unmodelled = ""
+                    if self.verifier is not None:
+                        self.verifier.restart()
+                case Lost(reason, batches):
+                    log.warning("batches_lost stream=%s batches=%d reason=%r", self.name, batches, reason)
+                    self._operate(self.ledger.distrust())
+                case SetTrust():
+                    pass  # what was applied since may have changed it: see _settle
+        return outcomes + self._settle(now)
+
+    def _settle(self, now: float) -> list[Outcome]:
+        trust = self.stream.trust
+        if trust.state != "blind" and self._unmodelled:
+            trust = Trust("blind", Reason.UNKNOWN_KIND, trust.since, self._unmodelled)
+        elif trust.state == "exact" and self._index.lost(self.slot):
+            trust = Trust("degraded", Reason.INDEX_EVICTED, now, "the index reached a limit")
+        if (trust.state, trust.reason, trust.detail) == (self._trust.state, self._trust.reason, self._trust.detail):
+            return []
+        log.info("trust_changed stream=%s trust=%s was=%s detail=%r", self.name, trust, self._trust, trust.detail)
+        self._trust = trust
+        return [SetTrust(trust)]
+
+    def _apply(self, seq: int, decoded: Decoded, now: float) -> None:
+        for skipped in decoded.skipped:
+            self._skip(skipped, seq, now)
+        if decoded.batch is None:
+            return
+        for event in decoded.batch.events:
+            self.events[event_kind(event)] += 1
+            self._operate(self.ledger.apply(event))
+            if isinstance(event, AllBlocksCleared):
+                self.stream.cleared(seq, now)
+            elif isinstance(event, BlockStored) and self.verifier is not None and not self.verifier.done:
+                known = self.verifier.mismatch
+                self.verifier.check(event)
+                if self.verifier.mismatch and not known:
+                    log.warning("hash_mismatch stream=%s detail=%r", self.name, self.verifier.mismatch)
+            if self.ledger.skipped:
+                skipped_now, self.ledger.skipped = self.ledger.skipped, []
+                for skipped in skipped_now:
+                    self._skip(skipped, seq, now)
+
+    def _skip(self, skipped: Skipped, seq: int, now: float) -> None:
+        self.skipped[skipped.reason] += 1
+        log.debug("event_skipped stream=%s seq=%d reason=%s detail=%r", self.name, seq, skipped.reason, skipped.detail)
+        if skipped.reason is SkipReason.UNSUPPORTED_CACHE_KIND:
+            self._unmodelled = skipped.detail
+        elif skipped.loses != "nothing":
+            reason = Reason.ORPHANS if skipped.reason is SkipReason.ORPHANS_FULL else Reason.SKIPPED_EVENTS
+            self.stream.doubt(reason, f"{skipped.reason}: {skipped.detail}", seq, now)
+            if skipped.loses == "removals" and skipped.reason is not SkipReason.UNKNOWN_KIND:
+                # Something may be gone that we still hold. An unknown kind only marks the trust: an engine may send
+                # such events all the time, and every one would make all entries suspects again.
+                self._operate(self.ledger.distrust())
+
+    def _bad_frames(self, frames: Sequence[bytes], now: float) -> list[Outcome]:
+        self.skipped[SkipReason.BAD_FRAMES] += 1
+        log.debug("frames_skipped stream=%s frames=%d sizes=%s", self.name, len(frames), [len(f) for f in frames[:8]])
+        return self._settle(now)
+
+    def _operate(self, operations: Sequence[Operation]) -> None:
+        index, slot = self._index, self.slot
+        for operation in operations:
+            match operation:
+                case Add(tier, keys):
+                    index.add(slot, tier, keys)
+                case Remove(tier, keys):
+                    index.remove(slot, tier, keys)
+                case Clear(keys):
+                    index.clear(slot, keys)
+                case Dense(dense):
+                    index.set_dense(slot, dense)
+
+
+def _sequence(frames: Sequence[bytes]) -> int | None:
+    """The sequence number of a message; counted from the end, because replays come with and without a topic."""
+    if len(frames) < 2 or len(frames[-2]) != 8:
+        return None
+    return int.from_bytes(frames[-2], "big")
+
+
+def _time(decoded: Decoded) -> float | None:
+    return decoded.batch.ts if decoded.batch is not None else None

@@ -1,0 +1,431 @@
+# The life of one event stream: one engine, one data-parallel rank.
+#
+#   (new) --connected--> SYNCING --whole buffer replayed--> LIVE --gap--> CATCHING_UP --gap replayed--> LIVE
+#   LIVE --disconnected, connected again--> CATCHING_UP (is it still the same engine?)
+#   any --another incarnation of the engine--> SYNCING, everything known is dropped
+#   SYNCING, CATCHING_UP --what is missing cannot be had--> LIVE, a fault stays on the trust until the cache is cleared
+#
+# What an engine gives us: batches numbered from 0 per process, a wall-clock time in each, and (perhaps) a replay socket that
+# repeats the last N batches from a number on. It never says goodbye, has no epoch, answers a request for batches that it no
+# longer holds with what it has and no error, and may lose messages in the middle or at the end of a long answer.
+#
+# Rules
+# 1. Only this file knows sequence numbers. It takes batches as they come and returns effects. Someone else owns the sockets,
+#    the clock and the index. `item` is whatever the caller wants back in `Apply`.
+# 2. Batches leave in sequence order. What comes early waits (bounded; beyond the bound the newest are dropped and counted, and
+#    asked for again). What comes twice is dropped and counted.
+# 3. Every question starts at the last batch that was applied, not after it: its time is compared with the one remembered. A
+#    different time for a known number is another incarnation of the engine; an answer that does not reach that number means
+#    that the engine has published less than we have seen: another incarnation too.
+# 4. A number that falls back is a duplicate if that number is remembered with that time, otherwise another incarnation.
+# 5. The end marker is not believed. An answer with holes, one that stops early, and none at all are followed by another question
+#    from the last contiguous batch; a long answer is followed by a short confirming one. Questions without progress are bounded.
+# 6. An unrecoverable gap never passes silently: `Lost` tells the owner that entries from before it may be stale, and the trust
+#    names the fault. A gap at the very beginning loses nothing that we hold, so it only marks the trust.
+# 7. A quiet stream is probed: a lost last batch or a restarted idle engine shows without waiting for traffic.
+# 8. After `cleared()` (the engine emptied its cache) the picture is complete again, whatever was lost before.
+
+import enum
+from collections import OrderedDict
+from typing import Any, TypeAlias
+
+import msgspec
+
+from indexer.trust import Reason, Trust
+from indexer.trust import State as TrustState
+
+END_MARKER = b"\xff" * 8
+
+Fault: TypeAlias = tuple[Reason, str]
+NO_REPLAY: Fault = (Reason.NO_REPLAY, "no replay address to ask for the batches before")
+
+
+class State(enum.Enum):
+    SYNCING = "syncing"
+    LIVE = "live"
+    CATCHING_UP = "catching_up"
+
+
+class Apply(msgspec.Struct, frozen=True):
+    """Apply this batch now; batches come in sequence order."""
+
+    seq: int
+    item: Any
+
+
+class AskReplay(msgspec.Struct, frozen=True):
+    """Ask the engine for batches from `start` on, on a fresh socket (late answers to older questions would confuse this one)."""
+
+    start: int
+
+
+class DropAll(msgspec.Struct, frozen=True):
+    """Whatever is known about this engine's cache is void: drop every entry and every hash."""
+
+    reason: str
+
+
+class Lost(msgspec.Struct, frozen=True):
+    """Batches are gone for good: entries held now may be stale and must not count in full until confirmed."""
+
+    reason: str
+    batches: int
+
+
+class SetTrust(msgspec.Struct, frozen=True):
+    trust: Trust
+
+
+Effect = Apply | AskReplay | DropAll | Lost | SetTrust
+
+
+class Limits(msgspec.Struct, frozen=True, kw_only=True):
+    """Bounds of the state machine. Times in seconds, on the caller's clock."""
+
+    answer_timeout_s: float = 3.0
+    """A question without progress for so long has failed. An idle engine needs about 0.1 s to notice one."""
+    questions: int = 3
+    """Questions without progress before what is missing is given up."""
+    waiting: int = 20_000
+    """Batches that may wait for earlier ones."""
+    remembered: int = 4096
+    """Batch times kept for telling duplicates from restarts."""
+    confirm_above: int = 256
+    """An answer longer than this is followed by a confirming question: its tail may have been dropped."""
+    probe_idle_s: float = 30.0
+    """A stream that says nothing for so long is asked whether it is still the same; 0 never asks."""
+
+
+class Counters(msgspec.Struct):
+    """What happened on this stream since it began; names are metric labels."""
+
+    applied: int = 0
+    duplicates: int = 0
+    gaps: int = 0
+    lost_batches: int = 0
+    restarts: int = 0
+    questions: int = 0
+    replayed: int = 0
+    waiting_dropped: int = 0
+
+
+class _Question(msgspec.Struct):
+    start: int
+    deadline: float
+    progress: bool = False
+    answers: int = 0
+    newest: int = -1
+
+
+class Stream:
+    """See the head of this file. All methods take the caller's monotonic `now` in seconds and return effects in order."""
+
+    def __init__(self, *, can_replay: bool, limits: Limits | None = None) -> None:
+        self.state = State.SYNCING
+        self.counters = Counters()
+        self.trust = Trust("blind", Reason.NO_EVENTS, 0.0, "connecting")
+        self._limits = limits or Limits()
+        self._can_replay = can_replay
+        self._next: int | None = None  # None: nothing of this incarnation was applied or is known to be complete
+        self._times: OrderedDict[int, float | None] = OrderedDict()
+        self._waiting: dict[int, tuple[float | None, Any]] = {}
+        self._last_live: tuple[int, float] | None = None
+        self._question: _Question | None = None
+        self._failures = 0  # questions without progress since the last progress
+        self._fault: Fault | None = None
+        self._fault_before = 0  # the first batch after which the fault matters no more, if that batch clears the cache
+        self._connected = False
+        self._heard_at = 0.0
+        self._out: list[Effect] = []
+
+    # ------------------------------------------------------------------------------------------------ what happens
+
+    @property
+    def next_seq(self) -> int | None:
+        """The sequence number that would be applied next; None before anything is known."""
+        return self._next
+
+    @property
+    def waiting(self) -> int:
+        """Batches that wait for earlier ones."""
+        return len(self._waiting)
+
+    def connected(self, now: float) -> list[Effect]:
+        """The subscription is up (again). Only now may a question be asked, or batches between would be missed."""
+        self._connected = True
+        self._heard_at = now
+        if not self._can_replay:
+            if self._next is None:
+                self.state = State.LIVE
+                self._fault = self._fault or NO_REPLAY
+            else:  # what passed while we were away cannot be known
+                self._lose("reconnected, and no replay address to ask what was missed", 0)
+            return self._done(now)
+        self.state = State.SYNCING if self._next is None else State.CATCHING_UP
+        self._failures = 0
+        self._ask(now)
+        return self._done(now)
+
+    def disconnected(self, now: float) -> list[Effect]:
+        """The subscription is down: the picture ages from here on."""
+        self._connected = False
+        self._question = None
+        return self._done(now)
+
+    def live(self, seq: int, ts: float | None, item: Any, now: float) -> list[Effect]:
+        """A batch from the subscription. `ts` is its engine time, None where the payload could not be read."""
+        self._connected = True
+        self._heard_at = now
+        if self._restarted_live(seq, ts):
+            self._restart(now)
+        if ts is not None and (self._last_live is None or seq > self._last_live[0]):
+            self._last_live = (seq, ts)
+
+        if self._next is None and not (self._can_replay and self.state is State.SYNCING):
+            # Nothing to ask, or nobody answers: begin with what there is.
+            self._next = seq
+            self._fault = None if seq == 0 else self._fault or (Reason.NO_REPLAY, f"joined at batch {seq}")
+        if self._next is not None and seq < self._next:
+            self.counters.duplicates += 1
+        elif seq == self._next:
+            self._apply(seq, ts, item)
+            self._drain()
+        else:
+            self._wait(seq, ts, item)
+            if self.state is State.LIVE and self._waiting:
+                self._gap(now)
+        if self.state is not State.LIVE and self._question is None:
+            self._settle(now)
+        return self._done(now)
+
+    def replayed(self, seq: int, ts: float | None, item: Any, now: float) -> list[Effect]:
+        """A batch from the replay socket."""
+        question = self._question
+        if question is None:
+            self.counters.duplicates += 1
+            return self._done(now)
+        self.counters.replayed += 1
+        question.answers += 1
+        question.newest = max(question.newest, seq)
+        question.deadline = now + self._limits.answer_timeout_s
+        if self._differs(seq, ts):
+            self._restart(now)
+            return self._done(now)
+        if self._next is None:
+            # The beginning of what the engine still has. Nothing is held yet, so an older beginning can only cost matches.
+            self._next = seq
+            if seq > 0:
+                self._fault = (Reason.LOST_BATCHES, f"the engine's buffer begins at batch {seq}")
+        elif question.answers == 1 and seq > question.start and self._next > 0:
+            # The buffer no longer reaches back to the last batch applied. Even where the numbers join, nobody can say
+            # that they belong to the same incarnation.
+            self._lose("older than the engine's buffer", seq - self._next)
+            self._next = seq
+        if seq < self._next:
+            self.counters.duplicates += 1
+        elif seq == self._next:
+            question.progress = True
+            self._apply(seq, ts, item)
+            self._drain()
+        else:
+            self._wait(seq, ts, item)
+        return self._done(now)
+
+    def replay_ended(self, now: float) -> list[Effect]:
+        """The end marker. It says that the engine sent everything, not that everything arrived."""
+        question = self._question
+        if question is None:
+            return self._done(now)
+        self._question = None
+        if self._next is not None and self._next > 0 and question.newest < self._next - 1:
+            # The engine does not have the last batch that we applied: it has published less than we have seen.
+            self._restart(now)
+            return self._done(now)
+        if question.progress:
+            self._failures = 0
+        if self._next is None and not self._waiting:
+            self._next = 0  # an engine that has not published anything
+        if question.answers > self._limits.confirm_above and question.progress:
+            self._ask(now)
+        else:
+            self._settle(now, asked=not question.progress)
+        return self._done(now)
+
+    def tick(self, now: float) -> list[Effect]:
+        """Let time pass: questions that nobody answers, streams that have gone quiet. Call about once a second."""
+        question = self._question
+        if question is not None and now >= question.deadline:
+            self._question = None
+            if question.progress:
+                self._failures = 0
+            self._settle(now, asked=not question.progress, silent=True)
+        elif (
+            question is None
+            and self._connected
+            and self._can_replay
+            and self._limits.probe_idle_s
+            and now - self._heard_at >= self._limits.probe_idle_s
+        ):
+            self._heard_at = now
+            self._ask(now)
+        return self._done(now)
+
+    def cleared(self, seq: int, now: float) -> list[Effect]:
+        """Batch `seq` emptied the engine's cache: what was lost before it matters no more."""
+        if seq >= self._fault_before:
+            self._fault = None
+        return self._done(now)
+
+    def doubt(self, reason: Reason, detail: str, seq: int, now: float) -> list[Effect]:
+        """Something in batch `seq` could not be used: the trust says so until the cache is cleared after it."""
+        if self._fault is None:
+            self._fault = (reason, detail)
+        self._fault_before = max(self._fault_before, seq)
+        return self._done(now)
+
+    def heal(self, now: float) -> list[Effect]:
+        """The engine's own reports have agreed with the picture for long enough: forgive the fault."""
+        self._fault = None
+        return self._done(now)
+
+    # ---------------------------------------------------------------------------------------------- how it is done
+
+    def _restarted_live(self, seq: int, ts: float | None) -> bool:
+        """Whether a live batch shows that another incarnation of the engine is speaking (rules 3 and 4)."""
+        if ts is None:
+            return False  # cannot be told; the next readable batch will
+        if seq in self._times or seq in self._waiting:
+            return self._differs(seq, ts)
+        if self._last_live is not None and seq <= self._last_live[0] and ts > self._last_live[1]:
+            return True  # later in time, earlier in number
+        return self._next is not None and seq < self._next
+
+    def _differs(self, seq: int, ts: float | None) -> bool:
+        """Whether a number is known with another time."""
+        known = self._times[seq] if seq in self._times else self._waiting[seq][0] if seq in self._waiting else ts
+        return ts is not None and known is not None and ts != known
+
+    def _restart(self, now: float) -> None:
+        self.counters.restarts += 1
+        self._out.append(DropAll("engine_restarted"))
+        self._next = None
+        self._times.clear()
+        self._waiting.clear()
+        self._last_live = None
+        self._question = None
+        self._failures = 0
+        self._fault = None
+        self._fault_before = 0
+        if self._can_replay:
+            self.state = State.SYNCING
+            self._ask(now)
+        else:
+            self.state = State.LIVE
+
+    def _gap(self, now: float) -> None:
+        self.counters.gaps += 1
+        if self._can_replay:
+            self.state = State.CATCHING_UP
+            self._failures = 0
+            if self._question is None:
+                self._ask(now)
+        else:
+            self._give_up("a gap, and no replay address")
+
+    def _ask(self, now: float) -> None:
+        start = 0 if self._next is None else max(self._next - 1, 0)
+        self._question = _Question(start=start, deadline=now + self._limits.answer_timeout_s)
+        self.counters.questions += 1
+        self._out.append(AskReplay(start))
+
+    def _settle(self, now: float, *, asked: bool = False, silent: bool = False) -> None:
+        """After an answer, or without one: complete, worth another question, or given up."""
+        if silent and not asked:
+            asked = True  # it stopped in the middle: not a failure yet, but there must be another question
+        complete = self._next is not None and not self._waiting and not silent
+        if self._next is None and 0 in self._waiting:
+            self._next = 0
+            self._drain()
+            complete = not self._waiting and not silent
+        if complete:
+            self._failures = 0
+            self.state = State.LIVE
+            return
+        self._failures += asked
+        if self._failures < self._limits.questions and self._connected:
+            self._ask(now)
+        else:
+            self._give_up("no answer to replay questions" if silent else "missing in the engine's answers")
+
+    def _give_up(self, reason: str) -> None:
+        """What is missing cannot be had: go on from the first batch that waits."""
+        self._failures = 0
+        self.state = State.LIVE
+        first = min(self._waiting, default=None)
+        if self._next is None:
+            self._next = first
+            if first != 0:
+                self._fault = (Reason.NO_REPLAY, reason)
+        else:
+            self._lose(reason, 0 if first is None else first - self._next)
+            if first is not None:
+                self._next = first
+        self._drain()
+        if self._waiting:  # another gap behind the first one
+            self.counters.gaps += 1
+            self._give_up(reason)
+
+    def _lose(self, reason: str, batches: int) -> None:
+        self.counters.lost_batches += batches
+        self._fault = (Reason.LOST_BATCHES, f"{batches} batches: {reason}" if batches else reason)
+        self._fault_before = (self._next or 0) + batches
+        self._out.append(Lost(reason, batches))
+
+    def _apply(self, seq: int, ts: float | None, item: Any) -> None:
+        self._times[seq] = ts
+        if len(self._times) > self._limits.remembered:
+            self._times.popitem(last=False)
+        self._next = seq + 1
+        self.counters.applied += 1
+        self._out.append(Apply(seq, item))
+
+    def _drain(self) -> None:
+        while self._next in self._waiting:
+            seq = self._next
+            ts, item = self._waiting.pop(seq)
+            self._apply(seq, ts, item)
+        if self.state is State.CATCHING_UP and not self._waiting and self._question is None:
+            self.state = State.LIVE
+
+    def _wait(self, seq: int, ts: float | None, item: Any) -> None:
+        if seq in self._waiting:
+            self.counters.duplicates += 1
+            return
+        if len(self._waiting) >= self._limits.waiting:
+            self.counters.waiting_dropped += 1
+            newest = max(self._waiting)
+            if seq > newest:
+                return
+            del self._waiting[newest]
+        self._waiting[seq] = (ts, item)
+
+    def _done(self, now: float) -> list[Effect]:
+        state, reason, detail = self._judge()
+        if (state, reason, detail) != (self.trust.state, self.trust.reason, self.trust.detail):
+            self.trust = Trust(state, reason, now, detail)
+            self._out.append(SetTrust(self.trust))
+        effects, self._out = self._out, []
+        return effects
+
+    def _judge(self) -> tuple[TrustState, Reason, str]:
+        if not self._connected:
+            if self._next is None:
+                return "blind", Reason.NO_EVENTS, "connecting"
+            return "degraded", Reason.DISCONNECTED, ""
+        if self.state is State.SYNCING:
+            return "blind", Reason.SYNCING, ""
+        if self.state is State.CATCHING_UP:
+            return "degraded", Reason.CATCHING_UP, ""
+        if self._fault is not None:
+            return "degraded", *self._fault
+        return "exact", Reason.NONE, ""
