@@ -16,71 +16,11 @@ Rules
 
 from collections import deque
 
-import msgspec
-
-from simulator.hash_chain import HashChain, HashRecipe
-from simulator.kv_events import KvEvent
+from simulator.engine_settings import EngineSettings
+from simulator.hash_chain import HashChain
 from simulator.pool import Block, BlockPool
 from simulator.sequence import FinishReason, Phase, Sequence, Submission
-from simulator.step_cost import StepCost, profile
-
-
-class EngineSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """`blocks` includes the null block. `speed` 2.0 halves every step time."""
-
-    recipe: HashRecipe
-    blocks: int = 4096
-    max_running: int = 256
-    token_budget: int = 8192
-    cost: StepCost = profile("8b")
-    speed: float = 1.0
-    caching: bool = True
-    reserve_output: bool = False
-
-    @property
-    def capacity_tokens(self) -> int:
-        """Tokens that fit into the pool at once."""
-        return (self.blocks - 1) * self.recipe.block_tokens
-
-
-class Step(msgspec.Struct, frozen=True):
-    """Work in flight: (sequence, tokens scheduled for it). Nothing of it is visible before `ends`."""
-
-    started: float
-    ends: float
-    work: tuple[tuple[Sequence, int], ...]
-
-    @property
-    def tokens(self) -> int:
-        return sum(tokens for _, tokens in self.work)
-
-
-class Output(msgspec.Struct, frozen=True):
-    """One sampled token of one request (None: it ended without one), and its finish reason with the last."""
-
-    sequence: Sequence
-    token: int | None
-    finish: FinishReason | None
-
-
-class Outcome(msgspec.Struct, frozen=True):
-    """What became true at the end of a step."""
-
-    outputs: tuple[Output, ...]
-    events: tuple[KvEvent, ...]
-
-
-class Counters(msgspec.Struct):
-    """Totals since the start, in tokens where not said otherwise."""
-
-    prefix_queries: int = 0
-    prefix_hits: int = 0
-    external_queries: int = 0
-    external_hits: int = 0
-    computed_prompt: int = 0
-    generated: int = 0
-    preemptions: int = 0  # requests
-    steps: int = 0  # steps
+from simulator.step import Counters, Outcome, Output, Step
 
 
 class Engine:
@@ -244,7 +184,7 @@ class Engine:
             size = sequence.chain.block_tokens
             hits = [] if sequence.blocks else self.pool.match(sequence.chain.digests, (len(sequence.chain) - 1) // size)
             start = sequence.computed + len(hits) * size
-            pull = sequence.submission.remote and sequence.cached_tokens is None
+            pull = sequence.submission.source is not None and sequence.cached_tokens is None
             tokens = len(sequence.chain) - start
             if not pull:
                 tokens = min(tokens, budget)

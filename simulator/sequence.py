@@ -17,7 +17,8 @@ class Submission(msgspec.Struct, frozen=True, kw_only=True):
 
     `reply` are all tokens that will be sampled, the stop token included when `finish` is "stop".
     `keep_blocks`: hold the blocks after the end until `Engine.release` (the prefill leg of a hand-off).
-    `remote`: the prompt's KV is pulled from another engine before anything is computed (the decode leg).
+    `source`: the prompt's KV is pulled from another engine before anything is computed (the decode leg); what it holds
+    is up to whoever answers `Engine.take_loads`.
     """
 
     id: str
@@ -28,7 +29,7 @@ class Submission(msgspec.Struct, frozen=True, kw_only=True):
     salt: str | None = None
     session_id: str | None = None
     keep_blocks: bool = False
-    remote: bool = False
+    source: object | None = None
 
 
 class Phase(Enum):

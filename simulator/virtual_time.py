@@ -2,8 +2,9 @@
 
 from collections.abc import Iterable, Iterator
 
-from simulator.engine import Engine, Outcome, Step
+from simulator.engine import Engine
 from simulator.sequence import Submission
+from simulator.step import Outcome, Step
 
 
 def run(

@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from simulator.engine import Engine, EngineSettings
+from simulator.engine import Engine
+from simulator.engine_settings import EngineSettings
 from simulator.hash_chain import HashChain, HashRecipe
 from simulator.kv_events import Cleared, KvEvent, Removed, Stored
 from simulator.sequence import Phase, Submission
@@ -169,7 +170,7 @@ def test_an_aborted_prefill_leg_keeps_nothing() -> None:
 
 def test_a_transferred_prompt_counts_as_external_and_is_stored_with_the_next_step() -> None:
     one = engine()
-    sequence = one.submit(request("d", range(100), 3, remote=True), 0.0)
+    sequence = one.submit(request("d", range(100), 3, source="elsewhere"), 0.0)
     step = one.begin_step(0.0)
     assert step is not None
     assert (step.tokens, step.ends, one.finish_step(step).events) == (0, 0.0, ())
@@ -185,7 +186,7 @@ def test_a_transferred_prompt_counts_as_external_and_is_stored_with_the_next_ste
 
 def test_a_failed_transfer_is_computed_here() -> None:
     one = engine()
-    sequence = one.submit(request("d", range(100), 1, remote=True), 0.0)
+    sequence = one.submit(request("d", range(100), 1, source="elsewhere"), 0.0)
     step = one.begin_step(0.0)
     assert step is not None
     one.finish_step(step)

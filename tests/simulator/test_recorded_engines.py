@@ -9,7 +9,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from simulator.engine import Engine, EngineSettings
+from simulator.engine import Engine
+from simulator.engine_settings import EngineSettings
 from simulator.hash_chain import HashRecipe, Lora
 from simulator.sequence import Submission
 from simulator.virtual_time import run
@@ -156,7 +157,7 @@ def test_a_transferred_prompt_is_stored_like_a_computed_one(shared: Path) -> Non
     published = []
     for number, request in enumerate(sidecar["requests"]):
         pull = bool(request["body"].get("kv_transfer_params"))
-        sequence = engine.submit(msgspec.structs.replace(submission(request, number), remote=pull), 0.0)
+        sequence = engine.submit(msgspec.structs.replace(submission(request, number), source=pull or None), 0.0)
         while engine.busy:
             step = engine.begin_step(0.0)
             assert step is not None
