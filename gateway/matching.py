@@ -1,0 +1,133 @@
+"""From token ids to how much every endpoint holds: block keys, the index, and what the streams' trust makes of it.
+
+Keys are computed once per block size that the fleet's streams use, continuing the chains of earlier turns; the index
+answers leading blocks per slot; a stream that is not exact counts at a discount (`indexer.trust`).
+"""
+
+from collections.abc import Collection, Sequence
+from typing import Protocol
+
+import msgspec
+import numpy as np
+
+from fleet.fleet import Fleet, Vector
+from fleet.request import Match
+from gateway.served_models import Served
+from indexer.block_key import block_keys, media_extras, root_key
+from indexer.index import Index
+from indexer.matched import DEFAULT_WEIGHTS
+from indexer.trust import Trust
+from tokenization.encoders import Ids
+from tokenization.segments import KeyChainCache
+from tokenization.tokenized import Tokenized
+
+FALLBACK_BLOCK_TOKENS = 16
+"""vLLM's block size, until an engine has told its own."""
+
+
+class Streams(Protocol):
+    """What matching needs to know of the event streams."""
+
+    def block_tokens(self, slot: int) -> int:
+        """Tokens per block key of this slot's entries; 0 while nothing has been learned."""
+        ...
+
+    def trust(self, slot: int) -> Trust:
+        """What can be claimed about this slot's entries."""
+        ...
+
+
+class Keys(msgspec.Struct, frozen=True):
+    """One prompt's block keys at every block size in use."""
+
+    by_block: dict[int, Sequence[int]]
+    """Tokens per block -> keys of the full blocks."""
+    block_of: dict[int, int]
+    """Slot -> its block size."""
+    prompt_tokens: int
+
+    def for_slot(self, slot: int) -> Sequence[int]:
+        return self.by_block[self.block_of[slot]]
+
+
+class Found(msgspec.Struct, frozen=True):
+    """A match, and what it would be if every stream were exact."""
+
+    match: Match
+    raw_tokens: Vector
+    """Leading tokens in the index per slot, undiscounted and not capped."""
+
+    def predicted(self, slot: int, keys: Keys) -> int:
+        """Cached tokens the engine on `slot` should report: whole blocks, and at least one token is always computed."""
+        block = keys.block_of.get(slot, FALLBACK_BLOCK_TOKENS)
+        most = max(0, keys.prompt_tokens - 1) // block * block
+        return int(min(self.raw_tokens[slot], most))
+
+
+def extend_keys(parent: int, ids: Ids, block_tokens: int) -> Sequence[int]:
+    """What `KeyChainCache` calls for blocks that no known prefix covers."""
+    return block_keys(parent, ids, block_tokens)
+
+
+class Matcher:
+    """Keys and matches over one index. Called from any thread; writes nothing but its key-chain cache."""
+
+    def __init__(
+        self,
+        fleet: Fleet,
+        index: Index,
+        streams: Streams,
+        weights: Sequence[float] = DEFAULT_WEIGHTS,
+        chains: KeyChainCache | None = None,
+    ) -> None:
+        self._fleet = fleet
+        self._index = index
+        self._streams = streams
+        self._weights = tuple(weights)
+        self.chains = chains or KeyChainCache(extend_keys)
+
+    def keys(self, prompt: Tokenized, served: Served, also: Collection[int] = ()) -> Keys:
+        """The prompt's block keys at every block size of the fleet, and at those of `also`."""
+        block_of = {slot: self._block_tokens(slot) for slot in map(int, self._fleet.slots())}
+        root = root_key(served.base, lora=served.lora, salt=prompt.salt)
+        by_block: dict[int, Sequence[int]] = {}
+        for block in {*block_of.values(), *also}:
+            if prompt.extras:
+                extras = media_extras(((item.identifier, item.offset) for item in prompt.extras), block)
+                by_block[block] = block_keys(root, prompt.token_ids, block, extras)
+            else:
+                by_block[block] = self.chains.keys(prompt.token_ids, prompt.boundaries, root, block)
+        return Keys(by_block, block_of, len(prompt.token_ids))
+
+    def match(self, keys: Keys) -> Found:
+        """Leading cached tokens per slot."""
+        capacity = self._fleet.capacity
+        raw, weighted = np.zeros(capacity), np.zeros(capacity)
+        total = 0
+        for block in set(keys.block_of.values()):
+            chain = keys.by_block[block]
+            total = max(total, len(chain) * block)
+            matched = self._index.match(chain)
+            if not matched.runs:
+                continue
+            here = np.zeros(capacity, np.bool_)
+            here[[slot for slot, size in keys.block_of.items() if size == block and slot < capacity]] = True
+            np.copyto(raw, matched.tokens(capacity, block), where=here)
+            np.copyto(weighted, matched.weighted_tokens(capacity, block, self._weights), where=here)
+        trust = self._trust(capacity, raw)
+        smallest = min(keys.block_of.values(), default=FALLBACK_BLOCK_TOKENS)
+        match = Match(tokens=raw * trust, weighted_tokens=weighted * trust, total_tokens=total, block_tokens=smallest)
+        return Found(match, raw)
+
+    def touch(self, keys: Sequence[int]) -> None:
+        """Make a chosen prompt's blocks the most recently used; the event stream says nothing about hits."""
+        self._index.touch(keys)
+
+    def _block_tokens(self, slot: int) -> int:
+        return self._streams.block_tokens(slot) or int(self._fleet.block_tokens[slot]) or FALLBACK_BLOCK_TOKENS
+
+    def _trust(self, capacity: int, raw: Vector) -> Vector:
+        trust = np.ones(capacity)
+        for slot in np.flatnonzero(raw):
+            trust[slot] = self._streams.trust(int(slot)).weight
+        return trust

@@ -1,0 +1,262 @@
+"""The request path: from a request's head and body to where it goes.
+
+    parse --> tokenize --> keys --> match --> schedule --> reserve
+    (client's errors end here)    `------- one synchronous stretch: nobody decides in between -------'
+
+Rules
+1. What the client did wrong is answered (400, 404); what went wrong here costs knowledge, never the request: it is routed
+   by load, and `routed_blind{reason}` and the log say why.
+2. Waiting happens in understanding only (and for the keys of a very long prompt). From the match on nothing waits.
+3. What is reserved is released by the observer that goes out with the decision, exactly once.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Mapping
+
+import msgspec
+import numpy as np
+
+from fleet.books import EXPECTED_OUTPUT, Books
+from fleet.breaker import Breaker
+from fleet.fleet import Fleet, Slots
+from fleet.request import Match, Request
+from gateway.approximate import ApproximateCache
+from gateway.cycle import Decision, Rejection, Scheduler
+from gateway.extproc.decision import Decided, Head, Rejected
+from gateway.logs import RateLimit
+from gateway.matching import Found, Keys, Matcher
+from gateway.metrics import Metrics
+from gateway.response_path import Accuracy, RouteObserver, Sent
+from gateway.served_models import Served, ServedModels
+from gateway.tracing import Span, Tracing
+from gateway.understanding import Ask, Understanding
+from tokenization.tokenized import Tokenized
+
+log = logging.getLogger(__name__)
+
+LARGE_PROMPT = 32 * 1024
+"""Tokens from which keys are computed in a worker thread."""
+RANK_HEADER = "x-data-parallel-rank"
+EXPLAINED = ("x-warmroute-endpoint", "x-warmroute-predicted-cached-tokens", "x-warmroute-trust")
+
+
+class Settings(msgspec.Struct, frozen=True, kw_only=True):
+    response_headers: bool = False
+
+
+class Producers(msgspec.Struct, frozen=True, kw_only=True):
+    """Which producer instances want which kind of match, by name."""
+
+    precise: tuple[str, ...] = ()
+    approximate: Mapping[str, ApproximateCache] = {}
+    default: str = ""
+
+
+class RequestPath:
+    """Decides requests. The event loop's thread owns it; replace `scheduler` and `producers` to reconfigure."""
+
+    def __init__(
+        self,
+        *,
+        fleet: Fleet,
+        books: Books,
+        breaker: Breaker,
+        models: ServedModels,
+        matcher: Matcher,
+        scheduler: Scheduler,
+        producers: Producers,
+        understanding: Understanding,
+        accuracy: Accuracy,
+        trust: Callable[[int], object],
+        metrics: Metrics,
+        tracing: Tracing,
+        settings: Settings,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.scheduler = scheduler
+        self.producers = producers
+        self.settings = settings
+        self._understanding = understanding
+        self._fleet, self._books, self._breaker = fleet, books, breaker
+        self._models, self._matcher, self._accuracy, self._trust = models, matcher, accuracy, trust
+        self._metrics, self._tracing, self._clock = metrics, tracing, clock
+        self._quiet = RateLimit()
+
+    async def decide(self, head: Head, body: bytes) -> Decided | Rejected:
+        """See `gateway.extproc.decision.Decider`."""
+        started = self._clock()
+        with self._tracing.request(head.headers) as span:
+            span.set("http.request.method", head.method)
+            span.set("url.path", head.path)
+            ask = await self._understanding.understand(head, body)
+            answer = ask if isinstance(ask, Rejected) else await self._place(head, ask, span)
+        model = ask.served.name if isinstance(ask, Ask) and ask.served else ""
+        outcome = "routed" if isinstance(answer, Decided) else str(answer.status)
+        self._metrics.requests.labels(self._metrics.model(model), outcome).inc()
+        self._metrics.step.labels("total").observe(self._clock() - started)
+        return answer
+
+    # Placing: match, schedule, reserve. Only computing the keys of a very long prompt waits, and it reads nothing shared.
+
+    async def _place(self, head: Head, ask: Ask, span: Span) -> Decided | Rejected:
+        keys = None
+        if ask.prompt is not None and ask.served is not None and len(ask.prompt.token_ids):
+            keys = await self._keys(ask.prompt, ask.served)
+            if keys is None:
+                ask = msgspec.structs.replace(ask, blind="keys_failed")
+        candidates = self._candidates(head, ask.served)
+        exact = ask.prompt is not None and ask.prompt.exact
+        found = self._match(keys) if keys and exact and self.producers.precise else None
+        if keys and not exact:
+            ask = msgspec.structs.replace(ask, blind="estimated_tokens")
+        request = self._request(head, ask, keys, found)
+        if ask.blind:
+            self._metrics.blind.labels(ask.blind).inc()
+        started = self._clock()
+        with self._tracing.step("schedule"):
+            outcome = self.scheduler.schedule(request, candidates)
+        self._metrics.step.labels("schedule").observe(self._clock() - started)
+        if isinstance(outcome, Rejection):
+            return Rejected(status=outcome.status, message=outcome.message, reason=outcome.reason)
+        for decider, verdict in outcome.verdicts.values():
+            said = "disaggregate" if verdict.disaggregate else "local"
+            self._metrics.decider.labels(decider, said, verdict.reason).inc()
+        predicted = found.predicted(outcome.slots[0], keys) if found and keys else None
+        if "if-available" in head.headers.get("prefer", "") and not predicted:
+            message = "no endpoint holds a prefix of this prompt (Prefer: if-available)"
+            return Rejected(status=412, message=message, code="prefix_not_available")
+        span.set("server.address", outcome.destinations[0])
+        return self._send(head, request, outcome, keys, predicted)
+
+    async def _keys(self, prompt: Tokenized, served: Served) -> Keys | None:
+        started = self._clock()
+        try:
+            with self._tracing.step("keys"):
+                also = {cache.block_tokens for cache in self.producers.approximate.values()}
+                if len(prompt.token_ids) > LARGE_PROMPT:
+                    return await asyncio.to_thread(self._matcher.keys, prompt, served, also)
+                return self._matcher.keys(prompt, served, also)
+        except Exception as error:  # noqa: BLE001 - fail open
+            self._warn("keys_failed", f"error={error!r}", error)
+            return None
+        finally:
+            self._metrics.step.labels("keys").observe(self._clock() - started)
+
+    def _match(self, keys: Keys) -> Found:
+        started = self._clock()
+        with self._tracing.step("match"):
+            found = self._matcher.match(keys)
+        self._metrics.step.labels("match").observe(self._clock() - started)
+        return found
+
+    def _candidates(self, head: Head, served: Served | None) -> Slots:
+        """Endpoints that serve the model and that the gateway allows; the unhealthy ones only if there is no other."""
+        fleet = self._fleet
+        live = fleet.slots()
+        if served is not None:
+            live = live[self._models.serving(served)[live]]
+        if head.subset is not None:
+            allowed = set(head.subset)
+            live = live[np.array([fleet.endpoint(int(slot)).address in allowed for slot in live], np.bool_)]
+        available = live[fleet.healthy[live] & ~fleet.tripped[live] & ~fleet.draining[live]]
+        if len(available) or not len(live):
+            return available
+        self._metrics.blind.labels("no_healthy_endpoint").inc()
+        self._warn("no_healthy_endpoint", f"endpoints={len(live)} action=route_to_unhealthy")
+        return live
+
+    def _request(self, head: Head, ask: Ask, keys: Keys | None, found: Found | None) -> Request:
+        prompt = ask.prompt
+        return Request(
+            id=head.request_id,
+            model=ask.served.name if ask.served else "",
+            target_model=ask.served.name if ask.served else "",
+            path=ask.path,
+            headers=head.headers,
+            prompt_tokens=prompt.prompt_tokens if prompt else 0,
+            multimodal=bool(prompt and prompt.media),
+            fairness_id=head.headers.get("x-llm-d-inference-fairness-id", "default-flow"),
+            matches=self._matches(keys, found),
+            default_match=self.producers.default,
+        )
+
+    def _matches(self, keys: Keys | None, found: Found | None) -> dict[str, Match]:
+        if keys is None:
+            return {}
+        matches = dict.fromkeys(self.producers.precise, found.match) if found else {}
+        for name, cache in self.producers.approximate.items():
+            matches[name] = cache.match(keys.by_block[cache.block_tokens])
+        return matches
+
+    def _send(
+        self, head: Head, request: Request, decision: Decision, keys: Keys | None, predicted: int | None
+    ) -> Decided:
+        now = self._clock()
+        slot = decision.slots[0]
+        cached = float(predicted or 0)
+        elsewhere = [
+            int(picked[0]) for name, picked in decision.picks.items() if name != decision.primary and len(picked)
+        ]
+        chain = keys.for_slot(slot) if keys and slot in keys.block_of else ()
+        prompt_tokens = float(request.prompt_tokens)
+        self._books.reserve(
+            request.id,
+            slot,
+            0.0 if elsewhere else max(0.0, prompt_tokens - cached),
+            request.expected_output_tokens or EXPECTED_OUTPUT,
+            now,
+            cached_tokens=prompt_tokens if elsewhere else cached,
+            keys=chain,
+        )
+        for leg in elsewhere:
+            match = request.match()
+            held = float(match.tokens[leg]) if match else 0.0
+            uncached = max(0.0, prompt_tokens - held)
+            self._books.reserve(request.id, leg, uncached, 1, now, cached_tokens=held, keys=chain, prefill_only=True)
+        self._breaker.dispatched(slot, now)
+        if keys is not None:
+            for cache in self.producers.approximate.values():
+                for leg in (slot, *elsewhere):
+                    cache.sent(leg, keys.by_block[cache.block_tokens])
+        if chain:
+            self._matcher.touch(chain)
+        if request.match() is not None and predicted is not None:
+            self._observe_match(request, slot, predicted)
+
+        endpoint = self._fleet.endpoint(slot)
+        set_headers = {**decision.headers, **self._tracing.outgoing()}
+        if endpoint.rank or self._fleet.slot_of(endpoint.address, 1) is not None:
+            set_headers[RANK_HEADER] = str(endpoint.rank)
+        told = (endpoint.address, str(predicted if predicted is not None else -1), str(self._trust(slot)))
+        sent = Sent(
+            request_id=request.id,
+            slot=slot,
+            sent_at=now,
+            prompt_tokens=request.prompt_tokens,
+            predicted=None if elsewhere else predicted,
+            keys=chain,
+        )
+        return Decided(
+            destination=decision.destinations,
+            set_headers=set_headers,
+            response_headers=dict(zip(EXPLAINED, told, strict=True)) if self.settings.response_headers else {},
+            observer=RouteObserver(
+                sent, self._fleet, self._books, self._breaker, self._metrics, self._accuracy, self._clock
+            ),
+        )
+
+    def _observe_match(self, request: Request, slot: int, predicted: int) -> None:
+        match = request.match()
+        if match is None or not request.prompt_tokens:
+            return
+        best = float(match.tokens.max(initial=0.0))
+        self._metrics.match_tokens.labels("best").observe(best)
+        self._metrics.match_tokens.labels("chosen").observe(predicted)
+        self._metrics.match_fraction.labels("best").observe(best / request.prompt_tokens)
+        self._metrics.match_fraction.labels("chosen").observe(predicted / request.prompt_tokens)
+
+    def _warn(self, reason: str, detail: str, error: Exception | None = None) -> None:
+        if self._quiet.allows(reason, self._clock()):
+            log.warning("routed_blind reason=%s %s", reason, detail, exc_info=error)

@@ -1,0 +1,143 @@
+"""The truth path: what a routed request's response says, into the books, the breaker, accuracy and metrics.
+
+response headers -> breaker, books (another endpoint of the fallback list may have served it)
+first content    -> books (prefill is over), time to first token
+end              -> books (released), accuracy: predicted against reported cached tokens
+abort            -> books (released), nothing else is learned
+"""
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol
+
+import msgspec
+
+from fleet.books import Books
+from fleet.breaker import Breaker
+from fleet.fleet import Fleet
+from gateway.extproc.usage import ResponseReader, Usage
+from gateway.metrics import Metrics
+
+log = logging.getLogger(__name__)
+
+
+class Accuracy(Protocol):
+    """Who wants to know how good a prediction was."""
+
+    def confirmed(self, slot: int, keys: Sequence[int], prompt_tokens: int, predicted: int, cached: int) -> None:
+        """An engine reported `cached` tokens of a prompt with these block keys, where `predicted` were expected."""
+        ...
+
+
+class Sent(msgspec.Struct, frozen=True, kw_only=True):
+    """A decided request, as far as its response is concerned."""
+
+    request_id: str
+    slot: int
+    sent_at: float
+    """Monotonic seconds."""
+    prompt_tokens: int
+    """0 where the prompt was not tokenized."""
+    predicted: int | None
+    """Cached tokens the engine should report; None where nothing was predicted."""
+    keys: Sequence[int] = ()
+    """The prompt's block keys at the slot's block size."""
+
+
+class RouteObserver:
+    """Follows one response. All methods run on the event loop."""
+
+    def __init__(
+        self,
+        sent: Sent,
+        fleet: Fleet,
+        books: Books,
+        breaker: Breaker,
+        metrics: Metrics,
+        accuracy: Accuracy,
+        clock: Callable[[], float],
+        done: Callable[[Usage | None], None] = lambda _: None,
+    ) -> None:
+        self._sent = sent
+        self._slot = sent.slot
+        self._fleet, self._books, self._breaker, self._metrics = fleet, books, breaker, metrics
+        self._accuracy = accuracy
+        self._clock = clock
+        self._done = done
+        self._reader: ResponseReader | None = None
+        self._status = 0
+        self._first = False
+
+    def response_headers(self, status: int, headers: Mapping[str, str], served: str | None) -> None:
+        now = self._clock()
+        self._status = status
+        address = self._fleet.endpoint(self._slot).address
+        if served and served != address:
+            self._moved(served, now)
+        self._breaker.report(self._slot, status, now)
+        if status < 400:
+            self._reader = ResponseReader(headers.get("content-type", ""), headers.get("content-encoding", ""))
+
+    def response_chunk(self, data: bytes) -> None:
+        now = self._clock()
+        if self._reader is None:
+            return
+        self._reader.feed(data, now)
+        if self._first:
+            self._books.alive(self._sent.request_id, now)
+        elif self._reader.usage.first_token_at is not None or not self._reader.streaming:
+            self._first_token(now)
+
+    def finished(self) -> None:
+        now = self._clock()
+        usage = self._reader.end(now) if self._reader else None
+        if usage and not self._first:
+            self._first_token(now)
+        self._release("error" if self._status >= 500 else "finished", now)
+        if usage:
+            self._learn(usage)
+        self._done(usage)
+
+    def aborted(self, reason: str) -> None:
+        now = self._clock()
+        self._release("aborted", now)
+        log.debug("response_aborted request_id=%s reason=%s", self._sent.request_id, reason)
+        self._done(None)
+
+    def _moved(self, served: str, now: float) -> None:
+        slot = self._fleet.slot_of(served)
+        if slot is None:
+            log.warning("served_by_stranger request_id=%s served=%s", self._sent.request_id, served)
+            return
+        self._breaker.report(self._slot, None, now)  # the gateway went on to a fallback: the first did not answer
+        self._books.moved(self._sent.request_id, self._slot, slot, now)
+        self._slot = slot
+
+    def _first_token(self, now: float) -> None:
+        self._first = True
+        self._books.first_token(self._sent.request_id, now)
+        self._metrics.ttft.labels(self._name()).observe(now - self._sent.sent_at)
+
+    def _release(self, end: str, now: float) -> None:
+        if self._sent.request_id in self._books:
+            self._books.finish(self._sent.request_id, now)
+        self._metrics.responses.labels(self._name(), end).inc()
+
+    def _learn(self, usage: Usage) -> None:
+        if self._status >= 400:
+            return
+        name, predicted, actual = self._name(), self._sent.predicted, usage.cached_tokens
+        if actual is None:
+            self._metrics.cached_unknown.labels(name).inc()
+            return
+        prompt = usage.prompt_tokens or self._sent.prompt_tokens
+        if prompt:
+            self._metrics.match_fraction.labels("reused").observe(actual / prompt)
+        if predicted is None or self._slot != self._sent.slot:
+            return
+        direction = "over" if predicted > actual else "under"
+        self._metrics.cached_error.labels(name, direction).observe(abs(predicted - actual))
+        self._accuracy.confirmed(self._slot, self._sent.keys, self._sent.prompt_tokens, predicted, actual)
+
+    def _name(self) -> str:
+        return self._fleet.endpoint(self._slot).address
