@@ -65,6 +65,10 @@ class Plugin:
     def picked(self, request: Request, picks: Mapping[str, Slots], fleet: Fleet) -> None:
         """Called once after the decision, with the slots that each profile picked, best first."""
 
+    def response_headers(self, request: Request, picks: Mapping[str, Slots], fleet: Fleet) -> dict[str, str]:
+        """Headers for the client's response, such as a session token. Asked once, after the decision."""
+        return {}
+
 
 class Filter(Plugin):
     def keep(self, request: Request, candidates: Slots, fleet: Fleet) -> Mask:

@@ -53,6 +53,8 @@ class Request(msgspec.Struct, kw_only=True):
     multimodal: bool = False
     rewrites_history: bool | None = None
     """What the template probe found for this model; None where it is unknown."""
+    peer: int | None = None
+    """The slot that an earlier profile of the same request picked; what topology plugins measure from."""
     matches: dict[str, Match] = {}
     """Producer name -> what it found."""
     default_match: str = ""

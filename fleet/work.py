@@ -1,0 +1,63 @@
+"""What prefill costs, in seconds, from the token numbers in the books.
+
+The columns hold tokens and token pairs; a model on its hardware turns them into seconds with two constants. Scorers, the
+queue and deciders share this arithmetic, each with constants of its own.
+"""
+
+from typing import Annotated, Literal
+
+import msgspec
+import numpy as np
+from msgspec import Meta
+
+from fleet.fleet import Fleet, Slots, Vector
+from fleet.request import Request
+
+Progress = Literal["clock", "events", "none"]
+"""How the running prefill's progress is known: by time passed, by the blocks the engine has announced, or not at all."""
+
+MOST_PROGRESS = 0.95
+"""A prefill without a first token is never taken for finished, however long it runs."""
+
+
+class PrefillCost(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Seconds of prefill: a * n + q * n * (h + n/2) for n new tokens after h cached ones."""
+
+    a: Annotated[float, Meta(gt=0, description="Seconds per new token: the linear layers.")] = 18.8e-6
+    q: Annotated[float, Meta(ge=0, description="Seconds per pair of tokens: attention.")] = 8.74e-10
+
+    def seconds(self, uncached: Vector, cached: Vector) -> Vector:
+        return uncached * (self.a + self.q * (cached + 0.5 * uncached))
+
+    def backlog(self, fleet: Fleet, slots: Slots, now: float, progress: Progress = "clock") -> Vector:
+        """Seconds of prefill that each slot still owes on what the books say was sent there. Not negative."""
+        owed = self.a * fleet.in_flight_tokens[slots] + self.q * fleet.in_flight_square[slots]
+        if progress == "none":
+            return owed
+        oldest = self.a * fleet.oldest_tokens[slots] + self.q * fleet.oldest_square[slots]
+        done = np.minimum(MOST_PROGRESS * oldest, np.maximum(now - fleet.oldest_since[slots], 0.0))
+        if progress == "events":
+            left = self.a * fleet.oldest_left_tokens[slots] + self.q * fleet.oldest_left_square[slots]
+            # Where nothing of the oldest has been announced yet the clock is the better guess.
+            done = np.where(left < oldest, oldest - left, done)
+        return np.maximum(owed - done, 0.0)
+
+
+H100_8B = PrefillCost()
+"""Llama 3.1 8B on one H100: LIN(8192)/8192 and 4 * 32 heads * 128 * 32 layers / 600e12."""
+H100_70B_TP8 = PrefillCost(a=35.0e-6, q=5.46e-10)
+"""Llama 3.1 70B on eight H100, all-reduce included."""
+
+
+def cached_tokens(request: Request, slots: Slots, fleet: Fleet, producer: str | None = None) -> Vector:
+    """Leading prompt tokens that each slot holds by the index or has on its way; at most the prompt less one token.
+
+    0 without a match. The last token is always computed, so a fully cached prompt still has one token of work.
+    """
+    match = request.match(producer)
+    if match is None:
+        return np.zeros(len(slots))
+    tokens = match.tokens_at(slots)
+    if match.keys and len(fleet.pending):
+        tokens = np.maximum(tokens, fleet.pending.leading(match.keys, fleet.capacity)[slots] * match.block_tokens)
+    return np.minimum(tokens, max(request.prompt_tokens - 1, 0))
