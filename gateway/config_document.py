@@ -1,0 +1,201 @@
+"""The document: llm-d's EndpointPickerConfig as structs, plus the optional section `warmroute:`.
+
+Only shapes and defaults live here. What the parts mean together (references, injections, what is refused) is config.py.
+Source: llm-d-router `apix/config/v1alpha1`, snapshot ebab68792.
+"""
+
+from typing import Annotated, Any, Literal
+
+import msgspec
+
+from gateway.config_decode import Duration, Quantity
+from gateway.config_decode import Path as FilePath
+
+API_VERSION = "llm-d.ai/v1alpha1"
+OLD_API_VERSION = "inference.networking.x-k8s.io/v1alpha1"
+KIND = "EndpointPickerConfig"
+FEATURE_GATES = ("flowControl", "haPopulateNonLeaderDatastore")
+
+Port = Annotated[int, msgspec.Meta(ge=1, le=65535)]
+Positive = Annotated[int, msgspec.Meta(gt=0)]
+
+
+class Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename="camel"):
+    """A mapping of the document: camelCase keys, unknown ones are errors."""
+
+
+# llm-d's part
+
+
+class PluginEntry(Section, frozen=True, kw_only=True):
+    type: str
+    name: str | None = None
+    parameters: dict[str, Any] = {}
+
+
+class Ref(Section, frozen=True, kw_only=True):
+    plugin_ref: str
+
+
+class WeightedRef(Section, frozen=True, kw_only=True):
+    plugin_ref: str
+    weight: float | None = None
+
+
+class ProfileEntry(Section, frozen=True, kw_only=True):
+    name: str
+    plugins: list[WeightedRef] = []
+
+
+class SourceEntry(Section, frozen=True, kw_only=True):
+    plugin_ref: str
+    extractors: list[Ref] = []
+
+
+class DataLayer(Section, frozen=True, kw_only=True):
+    inject_defaults: bool = True
+    sources: list[SourceEntry] = []
+    discovery: Ref | None = None
+    peer_discovery: Ref | None = None
+    cross_replica_syncer_plugin_ref: str | None = None
+    cross_replica_sync_interval: Duration | None = None
+
+
+class PriorityBand(Section, frozen=True, kw_only=True):
+    priority: int = 0
+    max_bytes: Quantity | None = None
+    max_requests: Quantity | None = None
+    fairness_policy_ref: str | None = None
+    ordering_policy_ref: str | None = None
+
+
+class FlowControl(Section, frozen=True, kw_only=True):
+    """Read for compatibility; only `saturationDetector` has an effect (see docs/configuration.md)."""
+
+    max_bytes: Quantity | None = None
+    max_requests: Quantity | None = None
+    default_request_ttl: Duration | None = msgspec.field(name="defaultRequestTTL", default=None)
+    no_endpoint_request_ttl: Duration | None = msgspec.field(name="noEndpointRequestTTL", default=None)
+    default_priority_band: PriorityBand | None = None
+    default_negative_priority_band: PriorityBand | None = None
+    priority_bands: list[PriorityBand] = []
+    usage_limit_policy_plugin_ref: str | None = None
+    saturation_detector: Ref | None = None
+    enable_eviction: bool = False
+
+
+class RequestHandler(Section, frozen=True, kw_only=True):
+    parsers: list[Ref] = []
+
+
+# Our part
+
+
+class Tls(Section, frozen=True, kw_only=True):
+    """Certificate of the ext-proc port. Without this section the port speaks plaintext."""
+
+    cert_path: FilePath
+    """PEM file with the chain; a directory means `tls.crt` and `tls.key` inside it."""
+    key_path: FilePath | None = None
+    reload: bool = True
+    """Read the files again when they change."""
+
+
+class Model(Section, frozen=True, kw_only=True):
+    """What the router knows of one served model."""
+
+    tokenizer: FilePath | None = None
+    """Directory with tokenizer.json and the chat template; used by a `token-producer` that names no backend of its own."""
+    aliases: list[str] = []
+    """Other names that clients may use for it."""
+    rewrites_history: bool | None = None
+    """Whether the chat template renders earlier turns differently later; found out by a probe where it is not given."""
+
+
+class Tracing(Section, frozen=True, kw_only=True):
+    enabled: bool = False
+    endpoint: str = "http://localhost:4318"
+    """OTLP over HTTP, JSON; `/v1/traces` is added."""
+
+
+class EnvoySettings(Section, frozen=True, kw_only=True):
+    """The Envoy in front, for `warmroute envoy-config`."""
+
+    address: str = "0.0.0.0"
+    port: Port = 8080
+    admin_port: Port | None = 9901
+    mode: Literal["BUFFERED", "FULL_DUPLEX_STREAMED"] = "BUFFERED"
+    """How Envoy hands over request bodies."""
+    fail_open: bool = True
+    """Route by Envoy's own fallback when the picker does not answer; loses no request in BUFFERED mode."""
+
+
+class IndexSettings(Section, frozen=True, kw_only=True):
+    max_keys: Quantity = 10_000_000
+    """Blocks remembered over all endpoints; the least recently used are forgotten, and counted."""
+    max_holders: Positive = 1024
+    """Endpoints remembered per block."""
+    block_tokens: Positive | None = None
+    """Tokens per block of the index; learned from the engines where it is not given."""
+    tier_weights: dict[str, Annotated[float, msgspec.Meta(ge=0, le=1)]] = msgspec.field(
+        default_factory=lambda: {"gpu": 1.0, "cpu": 0.8}
+    )
+    """What a cached token is worth by the tier that holds it."""
+
+
+class EventSettings(Section, frozen=True, kw_only=True):
+    """How the engines hash blocks; needed only to verify their configuration and for events that carry hashes alone."""
+
+    hash_algorithm: Literal["sha256", "sha256_cbor", "xxhash", "xxhash_cbor"] = "sha256"
+    hash_seed: str | None = None
+    """PYTHONHASHSEED of the engines; None where they run without."""
+
+
+class Settings(Section, frozen=True, kw_only=True):
+    """The section `warmroute:`: everything that llm-d passes as flags or environment, and what only we have."""
+
+    listen: str = "0.0.0.0"
+    """Address of the gRPC port."""
+    grpc_port: Port = 9002
+    """ext-proc and grpc.health.v1."""
+    grpc_health_port: Port | None = None
+    """A second port for grpc.health.v1, always plaintext."""
+    metrics_port: Port = 9090
+    metrics_listen: str = "0.0.0.0"
+    admin_port: Port | None = None
+    """Admin endpoints; off where it is not given."""
+    admin_listen: str = "127.0.0.1"
+    tls: Tls | None = None
+    models: dict[str, Model] = {}
+    max_body_bytes: Quantity = 32 * 2**20
+    """A larger request body is answered with 413."""
+    response_headers: bool = False
+    """Tell clients in response headers where their request went and what was found cached."""
+    explain: bool = False
+    """Answer `x-warmroute-explain: 1` with how the decision was made."""
+    fallback_endpoints: Annotated[int, msgspec.Meta(ge=0, le=16)] = 2
+    """How many further endpoints, by score, Envoy may try when the picked one does not answer."""
+    tracing: Tracing = Tracing()
+    drain_timeout: Duration = 30.0
+    """After SIGTERM: seconds to finish what runs."""
+    decide_timeout: Duration = 0.4
+    """A decision that takes longer is made by load alone."""
+    envoy: EnvoySettings = EnvoySettings()
+    index: IndexSettings = IndexSettings()
+    events: EventSettings = EventSettings()
+
+
+class Document(Section, frozen=True, kw_only=True):
+    """A whole EndpointPickerConfig."""
+
+    api_version: str
+    kind: str
+    feature_gates: list[str] = []
+    plugins: list[PluginEntry]
+    scheduling_profiles: list[ProfileEntry] = []
+    data_layer: DataLayer = DataLayer()
+    flow_control: FlowControl | None = None
+    request_handler: RequestHandler = RequestHandler()
+    saturation_detector: Ref | None = None
+    parser: Ref | None = None
+    warmroute: Settings = Settings()

@@ -1,0 +1,123 @@
+from typing import Annotated, Literal
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gateway.config_decode import Decoder, Duration, Path, Quantity, amount, seconds
+from gateway.config_source import read
+
+
+class Inner(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename="camel"):
+    size: Annotated[int, msgspec.Meta(ge=1)] = 1
+    name: str
+
+
+class Outer(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename="camel"):
+    max_ttft: float = msgspec.field(name="maxTTFT", default=0.0)
+    timeout: Duration = 1.0
+    bytes: Quantity | None = None
+    mode: Literal["fast", "slow"] = "fast"
+    inner: list[Inner] = []
+    by_name: dict[str, Inner] = {}
+    file: Path | None = None
+    either: int | str = 0
+
+    def __post_init__(self) -> None:
+        if self.mode == "slow" and self.timeout < 1:
+            raise ValueError("slow needs a timeout of at least 1s")
+
+
+def decode(text: str, any_case: bool = False) -> tuple[Outer | None, list[str]]:
+    source = read(text, "dir/a.yaml")
+    decoder = Decoder(source)
+    return decoder.decode(source.value, Outer, (), any_case=any_case), [str(problem) for problem in decoder.problems]
+
+
+def test_every_problem_is_reported_with_its_own_line() -> None:
+    value, problems = decode("timeuot: 1s\nbytes: 10Xi\nmode: fats\ninner:\n- {size: 0, name: a}\n- {}\neither: []\n")
+    assert value is None
+    assert problems == [
+        "dir/a.yaml:1: timeuot: not a known key; did you mean 'timeout'?",
+        "dir/a.yaml:2: bytes: expected a quantity such as '10Gi', '5k' or 5000, got '10Xi'",
+        "dir/a.yaml:3: mode: expected one of 'fast', 'slow', got 'fats'; did you mean 'fast'?",
+        "dir/a.yaml:5: inner[0].size: expected int >= 1: 0",
+        "dir/a.yaml:6: inner[1]: 'name' is missing",
+        "dir/a.yaml:7: either: expected int | str, got array: []",
+    ]
+
+
+def test_a_wrong_shape_says_what_was_expected() -> None:
+    assert decode("[1]")[1] == ["dir/a.yaml:1: expected a mapping, got a list"]
+    assert decode("inner: 3")[1] == ["dir/a.yaml:1: inner: expected a list, got 3"]
+    assert decode("byName: [1]")[1] == ["dir/a.yaml:1: byName: expected a mapping, got a list"]
+
+
+def test_a_structs_own_rule_is_a_problem_at_the_struct() -> None:
+    assert decode("mode: slow\ntimeout: 10ms")[1] == ["dir/a.yaml:1: slow needs a timeout of at least 1s"]
+
+
+def test_numbers_do_not_pass_for_durations() -> None:
+    assert "expected a duration" in decode("timeout: 5")[1][0]
+
+
+def test_key_case_matters_in_the_document_and_not_in_parameters() -> None:
+    assert decode("maxttft: 1.5")[1] == ["dir/a.yaml:1: maxttft: not a known key; did you mean 'maxTTFT'?"]
+    value, problems = decode("maxttft: 1.5\nINNER: [{Name: x}]", any_case=True)
+    assert not problems
+    assert value is not None
+    assert (value.max_ttft, value.inner[0].name) == (1.5, "x")
+
+
+def test_one_field_spelled_in_two_ways_is_an_error() -> None:
+    assert "already given as 'mode'" in decode("mode: fast\nMode: slow", any_case=True)[1][0]
+
+
+def test_null_leaves_the_default() -> None:
+    value, problems = decode("timeout:\ninner:\nbytes:\n")
+    assert not problems
+    assert value == Outer()
+
+
+def test_formats_are_read() -> None:
+    value, _ = decode("timeout: 1m30s\nbytes: 10Gi\nfile: ../models\neither: x\nbyName: {a: {name: b}}")
+    assert value is not None
+    assert (value.timeout, value.bytes, value.file, value.either) == (90.0, 10 * 2**30, "models", "x")
+    assert value.by_name["a"].name == "b"
+
+
+def test_salvaging_keeps_what_is_fine_and_reports_the_rest() -> None:
+    source = read("timeout: 3\nmode: slow\ninner:\n- {name: a, size: 0}\n- {size: 1}\n- {name: c}\n", "a.yaml")
+    decoder = Decoder(source)
+    value = decoder.salvage(source.value, Outer, ())
+    assert len(decoder.problems) == 3
+    assert value is not None
+    assert value.mode == "slow"
+    assert value.timeout == 1.0
+    assert [item and item.name for item in value.inner] == ["a", None, "c"]
+
+
+@pytest.mark.parametrize("text", ["", "5", "5x", "s", "1s1", "1 s", "--1s"])
+def test_what_is_no_duration_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="expected a duration"):
+        seconds(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "value"), [("0", 0), ("200ms", 0.2), ("1.5s", 1.5), ("1h2m3s", 3723), ("10us", 1e-5), ("-1s", -1)]
+)
+def test_durations_are_read_as_go_reads_them(text: str, value: float) -> None:
+    assert seconds(text) == pytest.approx(value)
+
+
+@given(st.integers(0, 10**12), st.sampled_from(["", "k", "M", "Ki", "Gi"]))
+def test_quantities_multiply(number: int, unit: str) -> None:
+    factor = {"": 1, "k": 1000, "M": 10**6, "Ki": 1024, "Gi": 2**30}[unit]
+    assert amount(f"{number}{unit}") == pytest.approx(number * factor)
+
+
+@pytest.mark.parametrize("text", ["-1", "1e3", "Gi", "1Zi", True])
+def test_what_is_no_quantity_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="expected a quantity"):
+        amount(text)

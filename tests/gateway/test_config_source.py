@@ -1,0 +1,79 @@
+import pytest
+
+from gateway.config_source import ConfigError, Problem, did_you_mean, read, read_file, render
+
+
+def problems_of(text: str) -> list[str]:
+    with pytest.raises(ConfigError) as caught:
+        read(text, "a.yaml")
+    return [str(problem) for problem in caught.value.problems]
+
+
+def test_broken_yaml_names_the_line() -> None:
+    assert problems_of("a: 1\nb: [1,\nc: 2\n")[0].startswith("a.yaml:4: not YAML: ")
+
+
+def test_a_key_written_twice_is_an_error_and_names_both_lines() -> None:
+    assert problems_of("a:\n  b: 1\n  c: 2\n  b: 3\n") == ["a.yaml:4: a.b: written twice, first on line 2"]
+
+
+def test_all_duplicate_keys_are_reported_not_only_the_first() -> None:
+    assert len(problems_of("a: 1\na: 2\nb: 1\nb: 2\n")) == 2
+
+
+def test_several_documents_in_one_file_are_refused() -> None:
+    assert "not YAML" in problems_of("a: 1\n---\na: 2\n")[0]
+
+
+def test_tags_that_construct_objects_are_refused() -> None:
+    assert "plain value" in problems_of("a: !!python/name:os.system x\n")[0]
+
+
+def test_an_alias_that_contains_itself_is_refused() -> None:
+    assert "refers to itself" in problems_of("a: &a [*a]\n")[0]
+
+
+def test_nested_aliases_cannot_expand_without_limit() -> None:
+    lines = ["a0: &a0 [x, x, x, x, x, x, x, x, x, x]"]
+    lines += [f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 10)}]" for n in range(1, 9)]
+    assert "expands to more than" in problems_of("\n".join(lines))[0]
+
+
+def test_a_missing_file_and_a_binary_file_are_named(tmp_path) -> None:
+    with pytest.raises(ConfigError, match=r"nowhere.yaml: cannot be read"):
+        read_file(tmp_path / "nowhere.yaml")
+    (tmp_path / "b.yaml").write_bytes(b"a: \xff\xfe")
+    with pytest.raises(ConfigError, match="is not UTF-8: byte 3"):
+        read_file(tmp_path / "b.yaml")
+
+
+def test_scalars_follow_the_core_schema() -> None:
+    text = "[on, yes, 2026-01-01, 1:30, 1e8, 0x10, 010, true, Null, ~, '', .5, -7, .inf, 1.]"
+    values = read(text, "a.yaml").value
+    assert values == [
+        *("on", "yes", "2026-01-01", "1:30"),
+        *(1e8, 16, 10, True, None, None, "", 0.5, -7, float("inf"), 1.0),
+    ]
+
+
+def test_json_is_accepted() -> None:
+    assert read('{"a": [1, "b", null]}', "a.json").value == {"a": [1, "b", None]}
+
+
+def test_a_problem_points_at_the_line_of_its_path_or_of_the_nearest_written_parent() -> None:
+    source = read("a:\n- b: 1\n- c:\n    d: 2\n", "a.yaml")
+    assert str(source.problem(("a", 1, "c", "d"), "wrong")) == "a.yaml:4: a[1].c.d: wrong"
+    assert str(source.problem(("a", 1, "missing"), "wrong")) == "a.yaml:3: a[1].missing: wrong"
+
+
+def test_paths_with_odd_keys_stay_readable() -> None:
+    assert render(("warmroute", "models", "Qwen/Qwen3-8B", 0)) == "warmroute.models['Qwen/Qwen3-8B'][0]"
+
+
+def test_the_nearest_name_is_suggested_whatever_its_case() -> None:
+    assert did_you_mean("Queue-Scorrer", ["queue-scorer", "kv-scorer"]) == "; did you mean 'queue-scorer'?"
+    assert did_you_mean("zzz", ["queue-scorer"]) == ""
+
+
+def test_a_problem_without_a_place_shows_the_file_alone() -> None:
+    assert str(Problem("a.yaml", (), "is empty")) == "a.yaml: is empty"
