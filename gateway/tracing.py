@@ -7,11 +7,12 @@ from typing import Protocol
 
 from opentelemetry import context as otel_context
 from opentelemetry import trace
-from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+from gateway.otlp_json import OtlpJsonExporter
 
 AttributeValue = str | int | float | bool
 
@@ -70,15 +71,11 @@ class _OtelSpan:
 
 
 class OtlpTracing:
-    """Spans exported in batches over OTLP/gRPC, with W3C context in and out."""
+    """Spans exported in batches as OTLP/HTTP JSON, with W3C context in and out."""
 
     def __init__(self, endpoint: str, exporter: SpanExporter | None = None) -> None:
         self._provider = TracerProvider(resource=Resource.create({"service.name": "warmroute"}))
-        self._provider.add_span_processor(
-            BatchSpanProcessor(
-                exporter or OTLPSpanExporter(endpoint=endpoint, insecure=not endpoint.startswith("https"))
-            )
-        )
+        self._provider.add_span_processor(BatchSpanProcessor(exporter or OtlpJsonExporter(endpoint)))
         self._tracer = self._provider.get_tracer("warmroute")
         self._propagator = TraceContextTextMapPropagator()
 

@@ -1,0 +1,288 @@
+"""The request path end to end without sockets: a body in, a destination (or the client's error) out."""
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import pytest
+from prometheus_client import CollectorRegistry
+
+from fleet.books import Books
+from fleet.breaker import Breaker
+from fleet.endpoint import Endpoint
+from fleet.fleet import Fleet
+from gateway.config import load_text
+from gateway.config_document import Model
+from gateway.extproc.decision import Decided, Head, Rejected
+from gateway.matching import Matcher
+from gateway.metrics import Metrics
+from gateway.request_path import Producers, RequestPath, Settings
+from gateway.served_models import Served, ServedModels
+from gateway.tracing import NoTracing
+from gateway.understanding import Tokenizer, Understanding
+from indexer.block_key import block_keys, root_key
+from indexer.index import Index
+from indexer.tier import GPU
+from indexer.trust import Trust, exact
+from tokenization.errors import TokenizationError, refuse
+from tokenization.tokenized import Tokenized
+
+CONFIG = """
+apiVersion: llm-d.ai/v1alpha1
+kind: EndpointPickerConfig
+plugins:
+- type: precise-prefix-cache-producer
+- type: prefix-cache-scorer
+  parameters: {prefixMatchInfoProducerName: precise-prefix-cache-producer}
+- type: queue-scorer
+schedulingProfiles:
+- name: default
+  plugins:
+  - {pluginRef: prefix-cache-scorer, weight: 2}
+  - {pluginRef: queue-scorer, weight: 1}
+"""
+TOKENS = np.arange(100, dtype=np.uint32)
+
+
+class FixedTokenizer:
+    """Every prompt is TOKENS, or fails as told."""
+
+    def __init__(self, error: Exception | None = None) -> None:
+        self.error = error
+
+    async def tokenize(self, path: str, body: Mapping[str, Any]) -> Tokenized:
+        if self.error:
+            raise self.error
+        return Tokenized(token_ids=TOKENS)
+
+
+class Streams:
+    def block_tokens(self, slot: int) -> int:
+        return 16
+
+    def trust(self, slot: int) -> Trust:
+        return exact(0.0)
+
+
+class Confirmations:
+    def __init__(self) -> None:
+        self.seen: list[tuple[int, int, int]] = []
+
+    def confirmed(self, slot: int, keys: Any, prompt_tokens: int, predicted: int, cached: int) -> None:
+        self.seen.append((slot, predicted, cached))
+
+
+class World:
+    """A request path over three endpoints, with everything around it real but the tokenizer."""
+
+    def __init__(self, tokenizer: Tokenizer | None = None, models: Mapping[str, Model] | None = None) -> None:
+        self.fleet = Fleet()
+        for number in range(3):
+            self.fleet.add(Endpoint(name=str(number), address=f"10.0.0.{number}:8000"))
+        self.index = Index()
+        self.books = Books(self.fleet)
+        self.metrics = Metrics(CollectorRegistry())
+        self.confirmations = Confirmations()
+        self.now = 0.0
+        served = ServedModels(models if models is not None else {"m": Model()}, self.fleet)
+        chosen = tokenizer or FixedTokenizer()
+        config = load_text(CONFIG)
+        self.path = RequestPath(
+            fleet=self.fleet,
+            books=self.books,
+            breaker=Breaker(self.fleet),
+            models=served,
+            matcher=Matcher(self.fleet, self.index, Streams()),
+            scheduler=config.scheduler(self.fleet),
+            producers=Producers(precise=("precise-prefix-cache-producer",), default="precise-prefix-cache-producer"),
+            understanding=Understanding(served, lambda _: chosen, 0.4, self.metrics, NoTracing(), self.clock),
+            accuracy=self.confirmations,
+            trust=lambda _: exact(0.0),
+            metrics=self.metrics,
+            tracing=NoTracing(),
+            settings=Settings(response_headers=True),
+            clock=self.clock,
+        )
+
+    def clock(self) -> float:
+        return self.now
+
+    async def ask(self, body: bytes | None, **changes: Any) -> Decided | Rejected:
+        fields: dict[str, Any] = {
+            "method": "POST",
+            "path": "/v1/chat/completions",
+            "headers": {"content-type": "application/json"},
+            "request_id": "r1",
+        }
+        return await self.path.decide(Head(**{**fields, **changes}), body or b"")
+
+    def count(self, metric: str, **labels: str) -> float:
+        return self.metrics.registry.get_sample_value(f"warmroute_{metric}", labels) or 0.0
+
+
+CHAT = json.dumps({"model": "m", "messages": [{"role": "user", "content": "hi"}]}).encode()
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "code"),
+    [
+        (b'{"model": "m", ', 400, "malformed_json"),
+        (b"[]", 400, "malformed_json"),
+        (b'{"messages": []}', 400, "invalid_request"),
+        (b'{"model": 7, "messages": []}', 400, "invalid_request"),
+        (b'{"model": "unknown", "messages": []}', 404, "model_not_found"),
+    ],
+)
+async def test_what_the_client_did_wrong_is_answered(body: bytes, status: int, code: str) -> None:
+    world = World()
+    answer = await world.ask(body)
+    assert isinstance(answer, Rejected)
+    assert (answer.status, answer.code) == (status, code)
+    assert not world.books
+    assert world.count("requests_total", model=answer.status == 404 and "unknown" or "", outcome=str(status)) <= 1
+
+
+async def test_a_prompt_the_engine_would_refuse_is_refused_here() -> None:
+    answer = await World(FixedTokenizer(refuse("messages must not be empty"))).ask(CHAT)
+    assert isinstance(answer, Rejected)
+    assert (answer.status, answer.message) == (400, "messages must not be empty")
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (TokenizationError("multimodal", "an image"), "multimodal"),
+        (RuntimeError("boom"), "tokenizer_failed"),
+        (TimeoutError(), "tokenizer_timeout"),
+    ],
+)
+async def test_what_cannot_be_tokenized_is_routed_by_load_and_counted(error: Exception, reason: str) -> None:
+    world = World(FixedTokenizer(error))
+    world.fleet.waiting[:3] = [5, 0, 5]
+    answer = await world.ask(CHAT)
+    assert isinstance(answer, Decided)
+    assert answer.destination[0] == "10.0.0.1:8000"
+    assert world.count("routed_blind_total", reason=reason) == 1
+
+
+async def test_the_endpoint_that_holds_the_prefix_is_chosen_and_told() -> None:
+    world = World()
+    world.index.add(2, GPU, block_keys(root_key("m"), TOKENS, 16))
+    answer = await world.ask(CHAT)
+    assert isinstance(answer, Decided)
+    assert answer.destination[0] == "10.0.0.2:8000"
+    assert len(answer.destination) == 3  # the others, by score, are fallbacks
+    assert answer.body is None
+    assert answer.response_headers["x-warmroute-predicted-cached-tokens"] == "96"
+    assert answer.response_headers["x-warmroute-trust"] == "exact"
+    assert world.fleet.in_flight_tokens[2] == 4
+
+
+async def test_requests_without_a_prompt_go_by_load() -> None:
+    world = World()
+    world.fleet.waiting[:3] = [1, 1, 0]
+    for changes in ({"method": "GET", "path": "/v1/models"}, {"path": "/v1/audio", "headers": {"content-type": "audio/wav"}}):
+        answer = await world.ask(b"", **changes)
+        assert isinstance(answer, Decided)
+        assert answer.destination[0] == "10.0.0.2:8000"
+        assert answer.observer is not None
+        answer.observer.aborted("ended-before-response")
+    assert world.count("routed_blind_total", reason="no_prompt") == 2
+
+
+async def test_a_subset_is_a_limit_even_where_another_endpoint_is_better() -> None:
+    world = World()
+    world.index.add(2, GPU, block_keys(root_key("m"), TOKENS, 16))
+    answer = await world.ask(CHAT, subset=("10.0.0.0:8000", "10.9.9.9:1"))
+    assert isinstance(answer, Decided)
+    assert list(answer.destination) == ["10.0.0.0:8000"]
+    refused = await world.ask(CHAT, subset=("10.9.9.9:1",), request_id="r2")
+    assert isinstance(refused, Rejected)
+    assert (refused.status, refused.reason) == (503, "rejected-no-endpoints")
+
+
+async def test_unhealthy_endpoints_are_skipped_and_used_when_there_is_no_other() -> None:
+    world = World()
+    world.fleet.healthy[:3] = [False, True, False]
+    answer = await world.ask(CHAT)
+    assert isinstance(answer, Decided)
+    assert list(answer.destination) == ["10.0.0.1:8000"]
+    world.fleet.healthy[:3] = False
+    answer = await world.ask(CHAT, request_id="r2")
+    assert isinstance(answer, Decided)
+    assert len(answer.destination) == 3
+    assert world.count("routed_blind_total", reason="no_healthy_endpoint") == 1
+
+
+async def test_prefer_if_available_is_412_where_nobody_holds_a_prefix() -> None:
+    world = World()
+    headers = {"content-type": "application/json", "prefer": "if-available"}
+    answer = await world.ask(CHAT, headers=headers)
+    assert isinstance(answer, Rejected)
+    assert answer.status == 412
+    assert not world.books
+
+
+async def test_a_finished_response_releases_the_books_and_confirms_the_prediction() -> None:
+    world = World()
+    world.index.add(0, GPU, block_keys(root_key("m"), TOKENS[:32], 16))
+    answer = await world.ask(CHAT)
+    assert isinstance(answer, Decided)
+    observer = answer.observer
+    assert observer is not None
+    usage = {"prompt_tokens": 100, "completion_tokens": 1, "prompt_tokens_details": {"cached_tokens": 16}}
+    body = {"choices": [{"finish_reason": "stop", "message": {"content": "x"}}], "usage": usage}
+    world.now = 0.25
+    observer.response_headers(200, {"content-type": "application/json"}, "10.0.0.0:8000")
+    observer.response_chunk(json.dumps(body).encode())
+    observer.finished()
+    assert not world.books
+    assert world.fleet.in_flight[:3].sum() == 0
+    assert world.confirmations.seen == [(0, 32, 16)]
+    assert world.count("cached_tokens_error_sum", endpoint="10.0.0.0:8000", direction="over") == 16
+    assert world.count("time_to_first_token_seconds_sum", endpoint="10.0.0.0:8000") == 0.25
+
+
+async def test_an_abort_releases_the_books_and_confirms_nothing() -> None:
+    world = World()
+    answer = await world.ask(CHAT)
+    assert isinstance(answer, Decided)
+    assert answer.observer is not None
+    answer.observer.response_headers(200, {"content-type": "text/event-stream"}, None)
+    answer.observer.response_chunk(b'data: {"choices":[{"delta":{"content":"x"}}]}\n\n')
+    answer.observer.aborted("ended-during-response")
+    assert not world.books
+    assert not world.confirmations.seen
+    assert sum(world.count("responses_total", endpoint=f"10.0.0.{n}:8000", end="aborted") for n in range(3)) == 1
+
+
+async def test_a_response_of_a_fallback_is_booked_where_it_runs() -> None:
+    world = World()
+    answer = await world.ask(CHAT)
+    assert isinstance(answer, Decided)
+    chosen = world.fleet.slot_of(answer.destination[0])
+    other = world.fleet.slot_of(answer.destination[1])
+    assert answer.observer is not None
+    answer.observer.response_headers(200, {"content-type": "application/json"}, answer.destination[1])
+    assert world.fleet.in_flight[chosen] == 0
+    assert world.fleet.in_flight[other] == 1
+
+
+async def test_two_requests_decided_at_once_see_each_other() -> None:
+    world = World()
+    first = await world.ask(CHAT, request_id="r1")
+    assert isinstance(first, Decided)
+    slot = world.fleet.slot_of(first.destination[0])
+    assert world.fleet.in_flight[slot] == 1
+    assert world.fleet.in_flight_tokens[slot] == 100
+
+
+async def test_an_unlisted_model_is_not_sent_to_an_endpoint_that_serves_another() -> None:
+    world = World(models={"m": Model(), "n": Model()})
+    world.fleet.replace(0, Endpoint(name="0", address="10.0.0.0:8000", model="n"))
+    world.fleet.replace(1, Endpoint(name="1", address="10.0.0.1:8000", model="n"))
+    answer = await world.ask(CHAT)
+    assert isinstance(answer, Decided)
+    assert list(answer.destination) == ["10.0.0.2:8000"]
+    assert Served("m", "m").base == "m"
