@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tokenization.conversation import MEDIA_PARTS, TEXT_PARTS
+from tokenization.conversation import has_media
 from tokenization.errors import refuse
 from tokenization.prompt import Chat, Prompt, PromptRequest, Tokens
 
@@ -82,7 +82,7 @@ def handed_over_tokens(body: Body, messages: Sequence[Mapping[str, Any]]) -> Pro
     """The token ids that another stage or router already computed, where the engine would use them."""
     transfer = body.get("kv_transfer_params")
     ids = transfer.get("prompt_token_ids") if isinstance(transfer, Mapping) else None
-    if ids is None or body.get("echo") or _has_media(messages):
+    if ids is None or body.get("echo") or has_media(messages):
         return None
     if not isinstance(ids, list) or not ids or set(map(type, ids)) != {int} or min(ids) < 0:
         raise refuse("kv_transfer_params.prompt_token_ids must be a non-empty array of non-negative integers")
@@ -219,15 +219,3 @@ def _check_tool_choice(choice: Any, tools: Sequence[Mapping[str, Any]] | None, *
             raise refuse("tool_choice names none of the tools")
     elif choice not in ("auto", "required"):
         raise refuse("tool_choice must be 'none', 'auto', 'required' or name a function")
-
-
-def _has_media(messages: Sequence[Mapping[str, Any]]) -> bool:
-    for message in messages:
-        content = message.get("content")
-        for part in content if isinstance(content, list) else ():
-            if isinstance(part, Mapping) and (
-                not MEDIA_PARTS.keys().isdisjoint(part)
-                or part.get("type", "text") not in (*TEXT_PARTS, "tool_reference")
-            ):
-                return True
-    return False

@@ -74,6 +74,19 @@ def conversation(
     return Conversation(chat, tuple(media))
 
 
+def has_media(messages: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether any message has a part that is not text."""
+    for message in messages:
+        content = message.get("content")
+        for part in content if isinstance(content, list) else ():
+            if isinstance(part, Mapping) and (
+                not MEDIA_PARTS.keys().isdisjoint(part)
+                or part.get("type", "text") not in (*TEXT_PARTS, "tool_reference")
+            ):
+                return True
+    return False
+
+
 def _message(index: int, message: Mapping[str, Any], style: ContentFormat, media: list[Media]) -> dict[str, Any]:
     role = message["role"]
     content = message.get("content")

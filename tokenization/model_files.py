@@ -2,6 +2,7 @@
 
 import json
 import lzma
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -79,3 +80,21 @@ def _special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
         if isinstance(value, str):
             tokens[name] = value
     return tokens
+
+
+def find_model_directory(name: str, cache: Path | None = None) -> Path:
+    """The directory of a model: `name` itself where it is one, else the snapshot of the Hugging Face hub's `name` in the
+    local cache (`cache`, or where the environment says it is). Nothing is downloaded: raises `FileNotFoundError`."""
+    if Path(name).is_dir():
+        return Path(name)
+    if cache is None:
+        home = os.environ.get("HF_HOME") or Path.home() / ".cache" / "huggingface"
+        cache = Path(os.environ.get("HF_HUB_CACHE") or Path(home) / "hub")
+    model = cache / f"models--{name.replace('/', '--')}"
+    main = model / "refs" / "main"
+    snapshots = [model / "snapshots" / main.read_text().strip()] if main.is_file() else []
+    snapshots += sorted((model / "snapshots").glob("*"), key=lambda path: path.stat().st_mtime, reverse=True)
+    for snapshot in snapshots:
+        if (snapshot / "tokenizer.json").is_file():
+            return snapshot
+    raise FileNotFoundError(f"{name}: no such directory, and no snapshot with a tokenizer.json under {model}")
