@@ -23,7 +23,9 @@
 # 6. An unrecoverable gap never passes silently: `Lost` tells the owner that entries from before it may be stale, and the trust
 #    names the fault. A gap at the very beginning loses nothing that we hold, so it only marks the trust.
 # 7. A quiet stream is probed: a lost last batch or a restarted idle engine shows without waiting for traffic.
-# 8. After `cleared()` (the engine emptied its cache) the picture is complete again, whatever was lost before.
+# 8. What was given up because nobody answered is asked for again later, from the very beginning: where the engine still has its
+#    first batch, everything is rebuilt.
+# 9. After `cleared()` (the engine emptied its cache) the picture is complete again, whatever was lost before.
 
 import enum
 from collections import OrderedDict
@@ -35,6 +37,7 @@ from indexer.trust import Reason, Trust
 from indexer.trust import State as TrustState
 
 END_MARKER = b"\xff" * 8
+_LONGEST_REPAIR_DELAY_S = 600.0
 
 Fault: TypeAlias = tuple[Reason, str]
 NO_REPLAY: Fault = (Reason.NO_REPLAY, "no replay address to ask for the batches before")
@@ -112,6 +115,7 @@ class Counters(msgspec.Struct):
 class _Question(msgspec.Struct):
     start: int
     deadline: float
+    repair: bool = False
     progress: bool = False
     answers: int = 0
     newest: int = -1
@@ -136,6 +140,8 @@ class Stream:
         self._fault_before = 0  # the first batch after which the fault matters no more, if that batch clears the cache
         self._connected = False
         self._heard_at = 0.0
+        self._repair_at: float | None = None
+        self._repair_delay = 0.0
         self._out: list[Effect] = []
 
     # ------------------------------------------------------------------------------------------------ what happens
@@ -177,7 +183,7 @@ class Stream:
         self._connected = True
         self._heard_at = now
         if self._restarted_live(seq, ts):
-            self._restart(now)
+            self._restart(now, begins=seq == 0)
         if ts is not None and (self._last_live is None or seq > self._last_live[0]):
             self._last_live = (seq, ts)
 
@@ -211,6 +217,10 @@ class Stream:
         if self._differs(seq, ts):
             self._restart(now)
             return self._done(now)
+        if question.repair and question.answers == 1 and seq == 0:
+            self._forget("rebuilding")
+            self.state = State.SYNCING
+            self._question = question
         if self._next is None:
             # The beginning of what the engine still has. Nothing is held yet, so an older beginning can only cost matches.
             self._next = seq
@@ -220,6 +230,7 @@ class Stream:
             # The buffer no longer reaches back to the last batch applied. Even where the numbers join, nobody can say
             # that they belong to the same incarnation.
             self._lose("older than the engine's buffer", seq - self._next)
+            self._waiting = {number: held for number, held in self._waiting.items() if number >= seq}
             self._next = seq
         if seq < self._next:
             self.counters.duplicates += 1
@@ -258,7 +269,14 @@ class Stream:
             self._question = None
             if question.progress:
                 self._failures = 0
-            self._settle(now, asked=not question.progress, silent=True)
+            if question.repair and not question.answers and not self._waiting and self._next is not None:
+                self._repair_delay = min(2 * self._repair_delay, _LONGEST_REPAIR_DELAY_S)
+                self._repair_at = now + self._repair_delay  # still nobody there; nothing is worse than before
+            else:
+                self._settle(now, asked=not question.progress, silent=True)
+        elif question is None and self._connected and self._repair_at is not None and now >= self._repair_at:
+            self._repair_at = None
+            self._ask(now, repair=True)
         elif (
             question is None
             and self._connected
@@ -305,9 +323,19 @@ class Stream:
         known = self._times[seq] if seq in self._times else self._waiting[seq][0] if seq in self._waiting else ts
         return ts is not None and known is not None and ts != known
 
-    def _restart(self, now: float) -> None:
+    def _restart(self, now: float, *, begins: bool = False) -> None:
+        """Another incarnation. Where its first batch is at hand (`begins`) there is nothing to ask."""
         self.counters.restarts += 1
-        self._out.append(DropAll("engine_restarted"))
+        self._forget("engine_restarted")
+        self.state = State.LIVE
+        if begins:
+            self._next = 0
+        elif self._can_replay:
+            self.state = State.SYNCING
+            self._ask(now)
+
+    def _forget(self, reason: str) -> None:
+        self._out.append(DropAll(reason))
         self._next = None
         self._times.clear()
         self._waiting.clear()
@@ -316,11 +344,7 @@ class Stream:
         self._failures = 0
         self._fault = None
         self._fault_before = 0
-        if self._can_replay:
-            self.state = State.SYNCING
-            self._ask(now)
-        else:
-            self.state = State.LIVE
+        self._repair_at = None
 
     def _gap(self, now: float) -> None:
         self.counters.gaps += 1
@@ -332,9 +356,9 @@ class Stream:
         else:
             self._give_up("a gap, and no replay address")
 
-    def _ask(self, now: float) -> None:
-        start = 0 if self._next is None else max(self._next - 1, 0)
-        self._question = _Question(start=start, deadline=now + self._limits.answer_timeout_s)
+    def _ask(self, now: float, *, repair: bool = False) -> None:
+        start = 0 if repair or self._next is None else max(self._next - 1, 0)
+        self._question = _Question(start=start, deadline=now + self._limits.answer_timeout_s, repair=repair)
         self.counters.questions += 1
         self._out.append(AskReplay(start))
 
@@ -356,6 +380,9 @@ class Stream:
             self._ask(now)
         else:
             self._give_up("no answer to replay questions" if silent else "missing in the engine's answers")
+            if silent and self._fault is not None and self._limits.probe_idle_s:
+                self._repair_delay = self._limits.probe_idle_s
+                self._repair_at = now + self._repair_delay
 
     def _give_up(self, reason: str) -> None:
         """What is missing cannot be had: go on from the first batch that waits."""
@@ -382,6 +409,7 @@ class Stream:
         self._out.append(Lost(reason, batches))
 
     def _apply(self, seq: int, ts: float | None, item: Any) -> None:
+        self._waiting.pop(seq, None)
         self._times[seq] = ts
         if len(self._times) > self._limits.remembered:
             self._times.popitem(last=False)
@@ -392,7 +420,7 @@ class Stream:
     def _drain(self) -> None:
         while self._next in self._waiting:
             seq = self._next
-            ts, item = self._waiting.pop(seq)
+            ts, item = self._waiting[seq]
             self._apply(seq, ts, item)
         if self.state is State.CATCHING_UP and not self._waiting and self._question is None:
             self.state = State.LIVE
