@@ -108,6 +108,34 @@ def parse(page: str, specs: EngineSpecs) -> dict[int, EngineMetrics]:
     return {rank: _metrics(samples, specs) for rank, samples in by_rank.items()}
 
 
+def combined(ranks: Iterable[EngineMetrics]) -> EngineMetrics:
+    """Several ranks behind one endpoint, as one engine: requests and capacity add up, usage is the mean."""
+    every = list(ranks)
+    if len(every) == 1:
+        return every[0]
+
+    def known(name: str) -> list[float]:
+        return [value for metrics in every if (value := getattr(metrics, name)) is not None]
+
+    usage = known("kv_usage")
+    adapters = [metrics.adapters for metrics in every if metrics.adapters is not None]
+    return EngineMetrics(
+        waiting=sum(known("waiting")) if known("waiting") else None,
+        running=sum(known("running")) if known("running") else None,
+        kv_usage=sum(usage) / len(usage) if usage else None,
+        block_tokens=next((metrics.block_tokens for metrics in every if metrics.block_tokens), None),
+        kv_capacity_tokens=sum(known("kv_capacity_tokens")) or None,
+        adapters=adapters[0] if adapters else None,
+        custom={key: value for metrics in every for key, value in metrics.custom.items()},
+    )
+
+
+def gpu_utilization(page: str) -> dict[str, float]:
+    """A DCGM exporter's page as the attribute GPUUtilization: the busiest GPU, 0..1. Empty where the page has none."""
+    busiest = _value(list(_samples(page, ["DCGM_FI_DEV_GPU_UTIL"])), Spec("DCGM_FI_DEV_GPU_UTIL"))
+    return {} if busiest is None else {"GPUUtilization": busiest / 100.0}
+
+
 def _samples(page: str, names: Iterable[str]) -> Iterable[Sample]:
     wanted = tuple(names)
     lines = [
