@@ -78,7 +78,8 @@ class LoadedConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     def scheduler(self, fleet: Fleet) -> Scheduler:
         """The cycle over these profiles."""
-        return Scheduler(fleet, self.profiles, self.handler, self.plugins.values(), self.settings.fallback_endpoints)
+        fallbacks = self.settings.fallback_endpoints
+        return Scheduler(fleet, self.profiles, self.handler, self.plugins.values(), fallbacks, self.detector)
 
 
 def load(path: Path | str | None) -> LoadedConfig:

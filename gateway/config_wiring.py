@@ -137,7 +137,9 @@ def producers(plugins: Plugins) -> str:
         if value in INJECTED_PRODUCERS and value not in plugins.at:
             plugins.inject(value, Producer, at)
         elif value:
-            plugins.find(value, Plugin, at, "a producer")
+            found = plugins.find(value, Plugin, at, "a producer")
+            if found and not isinstance(found, Producer | Extractor):
+                plugins.decoder.report(at, f"{value!r} is of type {found.type!r}, which is not a producer")
         elif at[-1] == "prefixMatchInfoProducerName" and not isinstance(plugins.instances[name], Producer):
             unnamed.append((name, at))
     if DEFAULT_MATCH in plugins.at:

@@ -7,8 +7,8 @@ Rules
    totals; weights are not normalised. Then one picker chooses. (llm-d's combination rule.)
 2. A plugin that fails costs its own contribution: a scorer scores nothing, a filter keeps all, a decider says no, a picker
    is replaced by "highest total". Each failure is counted in `failures` and logged with its plugin.
-3. No candidates is 503, filters that leave nothing for the primary profile are 429. A later stage that finds nothing is
-   dropped: the primary endpoint does its work.
+3. No candidates is 503; filters that leave nothing for the primary profile are 429, and so is a request of negative
+   priority while the fleet is saturated. A later stage that finds nothing is dropped: the primary endpoint does its work.
 4. Nothing here waits or writes the fleet; of the request only `peer` and what the cheap producers know are written. Two
    decisions never interleave, so what the books reserve after one is seen by the next.
 5. What explain shows is what the cycle computes anyway: arrays are kept by reference and turned into text only if asked.
@@ -26,6 +26,7 @@ from fleet.plugin import Decider, Filter, Picker, Plugin, Producer, ProfileHandl
 from fleet.request import Request, Vector
 from gateway.extproc.decision import NO_ENDPOINTS, SATURATED
 from gateway.profile_handlers import StagedHandler, UnknownProfile, addresses
+from gateway.saturation import SaturationDetector
 
 log = logging.getLogger(__name__)
 
@@ -98,6 +99,7 @@ class Scheduler:
         handler: ProfileHandler,
         plugins: Iterable[Plugin] = (),
         fallbacks: int = 2,
+        detector: SaturationDetector | None = None,
     ) -> None:
         self.failures: collections.Counter[tuple[str, str]] = collections.Counter()
         """(plugin name, what it was doing) -> how often it raised or answered nonsense."""
@@ -106,6 +108,7 @@ class Scheduler:
         self._fleet = fleet
         self._profiles = {profile.name: profile for profile in profiles}
         self._handler = handler
+        self._detector = detector
         self._gates: Mapping[str, Decider] = handler.gates if isinstance(handler, StagedHandler) else {}
         self._fallbacks = fallbacks if not isinstance(handler, StagedHandler) or handler.keeps_fallbacks else 0
         plugins = list(plugins)
@@ -117,6 +120,9 @@ class Scheduler:
         """Assign the request to endpoints among `candidates` (live, healthy, allowed by a subset hint)."""
         if not len(candidates):
             return Rejection(status=503, reason=NO_ENDPOINTS, message="no endpoint is available for this request")
+        if request.priority < 0 and self._saturated(candidates):
+            message = "the fleet is saturated, and this request's priority is negative"
+            return Rejection(status=429, reason=SATURATED, message=message)
         for producer in self._producers:
             self._produce(producer, request)
 
@@ -194,6 +200,13 @@ class Scheduler:
         return [slot for slot in run.candidates[near].tolist() if slot not in taken][:wanted]
 
     # Calls into plugins: each says what the plugin's failure costs.
+
+    def _saturated(self, candidates: Slots) -> bool:
+        if self._detector is None:
+            return False
+        with self._contained(self._detector, "saturation"):
+            return self._detector.saturation(candidates, self._fleet, self._fleet.clock()) >= 1.0
+        return False
 
     def _produce(self, producer: Producer, request: Request) -> None:
         with self._contained(producer, "produce"):

@@ -11,7 +11,7 @@ _PREDICTED = "latency is not learned online here, because learned rates mistake 
 _FLOW = "llm-d's flow control is not supported"
 _ADMIT = "admission plugins are not supported"
 _KUBERNETES = "endpoints do not come from Kubernetes watches here"
-_QUEUE = "nothing: requests go out at once, and engines order them (vLLM: --scheduling-policy priority)"
+_QUEUE = "remove it; requests go out at once, and engines order them (vLLM: --scheduling-policy priority)"
 _DETECTOR = (
     "utilization-detector or concurrency-detector: requests of negative priority are turned away at saturation 1"
 )
@@ -54,7 +54,7 @@ UNSUPPORTED: Mapping[str, tuple[str, str]] = {
     ),
     "destination-endpoint-served-verifier": (
         "it serves llm-d's conformance tests only",
-        "nothing: served endpoints are always checked against the decision",
+        "remove it; served endpoints are always compared with the decision",
     ),
     # parsers
     "sglanghttp-parser": ("SGLang's own /generate is not parsed", "openai-parser: SGLang serves OpenAI's API too"),
@@ -85,4 +85,4 @@ def refusal(type_: str) -> str | None:
     if type_ not in UNSUPPORTED:
         return None
     reason, alternative = UNSUPPORTED[type_]
-    return f"plugin type {type_!r} is not supported: {reason}; use {alternative}"
+    return f"plugin type {type_!r} is not supported: {reason}. Instead: {alternative}"
