@@ -66,6 +66,7 @@ class _Leg:
         "seen_at",
         "slot",
         "square",
+        "stored",
         "uncached",
         "waiting",
     )
@@ -74,6 +75,7 @@ class _Leg:
         self.request_id, self.slot = request_id, slot
         self.uncached, self.cached, self.expected = uncached, cached, expected
         self.square = square(uncached, cached)
+        self.stored = cached  # leading tokens that are there now, as far as events tell
         self.keys: Sequence[int] = ()
         self.reserved_at = self.seen_at = now
         self.waiting = True
@@ -155,12 +157,9 @@ class Books:
     def stored(self, request_id: str, slot: int, cached_tokens: float) -> None:
         """Progress by events: so many leading tokens of the prompt are on the slot now, while it has no first token yet."""
         for leg in self._requests.get(request_id, ()):
-            if leg.slot == slot and leg.waiting and cached_tokens > leg.cached:
-                oldest = next(iter(self._waiting[slot].values()))
-                if leg is oldest:
-                    left = max(leg.cached + leg.uncached - cached_tokens, 0.0)
-                    self._fleet.oldest_left_tokens[slot] = left
-                    self._fleet.oldest_left_square[slot] = square(left, cached_tokens)
+            if leg.slot == slot and leg.waiting and cached_tokens > leg.stored:
+                leg.stored = float(min(cached_tokens, leg.cached + leg.uncached))
+                self._show_oldest(slot)
 
     def prefilled(self, request_id: str, now: float) -> bool:
         """The prefill leg answered: it ends. False where the request has none."""
@@ -319,10 +318,13 @@ class Books:
         """Put the longest waiting request into the columns; the engine works on it first."""
         fleet = self._fleet
         oldest = next(iter(self._waiting[slot].values()), None)
-        uncached, pairs = (oldest.uncached, oldest.square) if oldest else (0.0, 0.0)
-        fleet.oldest_tokens[slot] = fleet.oldest_left_tokens[slot] = uncached
-        fleet.oldest_square[slot] = fleet.oldest_left_square[slot] = pairs
-        if oldest is not None:
+        if oldest is None:
+            fleet.oldest_tokens[slot] = fleet.oldest_left_tokens[slot] = 0.0
+            fleet.oldest_square[slot] = fleet.oldest_left_square[slot] = 0.0
+        else:
+            left = oldest.cached + oldest.uncached - oldest.stored
+            fleet.oldest_tokens[slot], fleet.oldest_left_tokens[slot] = oldest.uncached, left
+            fleet.oldest_square[slot], fleet.oldest_left_square[slot] = oldest.square, square(left, oldest.stored)
             fleet.oldest_since[slot] = max(oldest.reserved_at, self._last_first_token.get(slot, oldest.reserved_at))
 
     def _forget(self, slot: int) -> None:

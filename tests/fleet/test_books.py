@@ -97,6 +97,11 @@ def test_progress_by_events_shrinks_what_is_left_of_the_oldest_only(fleet: Fleet
     assert fleet.oldest_left_tokens[0] == 50
     assert fleet.oldest_left_square[0] == square(50, 60)
     assert fleet.oldest_tokens[0] == 100
+    books.reserve("c", 0, 30, 400, 2.0)
+    books.finish("c", 3.0)
+    assert fleet.oldest_left_tokens[0] == 50, "what others do behind it changes nothing"
+    books.first_token("a", 4.0)
+    assert (fleet.oldest_tokens[0], fleet.oldest_left_tokens[0]) == (30, 14)
 
 
 def test_a_prompt_counts_as_cached_until_its_first_token(fleet: Fleet, books: Books) -> None:
