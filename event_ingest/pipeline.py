@@ -67,6 +67,8 @@ class EventPath:
         """What could not be used, by reason."""
         self.lag_s = 0.0
         """Engine time of the last batch to the moment it was applied; needs `wall` in `feed`."""
+        self.heard_at: float | None = None
+        """When the subscription last said something, on the caller's clock; None before the first message."""
         self._index = index
         self._trust = self.stream.trust
         self._unmodelled = ""
@@ -104,6 +106,7 @@ class EventPath:
 
     def feed(self, frames: Sequence[bytes], now: float, wall: float | None = None) -> list[Outcome]:
         """One message of the subscription: topic, sequence number, payload."""
+        self.heard_at = now
         seq = _sequence(frames)
         if seq is None:
             return self._bad_frames(frames, now)
