@@ -97,7 +97,7 @@ def validate(path: Path | str) -> tuple[list[Problem], list[Problem]]:
     try:
         return [], load(path).warnings
     except ConfigError as error:
-        return error.problems, []
+        return error.problems, error.warnings
 
 
 def load_source(source: Source) -> LoadedConfig:
@@ -134,7 +134,7 @@ def load_source(source: Source) -> LoadedConfig:
     wiring.unused(plugins)
 
     if decoder.problems or handler is None or detector is None:
-        raise ConfigError(_in_order(decoder.problems))
+        raise ConfigError(_in_order(decoder.problems), _in_order(plugins.warnings))
     return LoadedConfig(
         file=source.file,
         document=document,

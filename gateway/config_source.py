@@ -40,9 +40,10 @@ class Problem(msgspec.Struct, frozen=True):
 class ConfigError(Exception):
     """A configuration that cannot be used, with everything that was found wrong with it."""
 
-    def __init__(self, problems: Sequence[Problem]) -> None:
+    def __init__(self, problems: Sequence[Problem], warnings: Sequence[Problem] = ()) -> None:
         super().__init__("\n".join(map(str, problems)))
         self.problems = list(problems)
+        self.warnings = list(warnings)
 
 
 class Source(msgspec.Struct, frozen=True):
