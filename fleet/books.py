@@ -21,6 +21,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import msgspec
 
 from fleet.fleet import Fleet
+from fleet.reservation import Leg, square
 
 EXPECTED_OUTPUT = 400
 """Output tokens assumed for a request whose length nobody knows."""
@@ -53,40 +54,6 @@ class Counts(msgspec.Struct):
     """First tokens and ends of ids that are not in the books (already finished, expired or never reserved)."""
 
 
-class _Leg:
-    """One reservation on one slot."""
-
-    __slots__ = (
-        "cached",
-        "expected",
-        "keys",
-        "prefill_only",
-        "request_id",
-        "reserved_at",
-        "seen_at",
-        "slot",
-        "square",
-        "stored",
-        "uncached",
-        "waiting",
-    )
-
-    def __init__(self, request_id: str, slot: int, uncached: float, cached: float, expected: float, now: float) -> None:
-        self.request_id, self.slot = request_id, slot
-        self.uncached, self.cached, self.expected = uncached, cached, expected
-        self.square = square(uncached, cached)
-        self.stored = cached  # leading tokens that are there now, as far as events tell
-        self.keys: Sequence[int] = ()
-        self.reserved_at = self.seen_at = now
-        self.waiting = True
-        self.prefill_only = False
-
-
-def square(uncached: float, cached: float) -> float:
-    """n * (h + n/2): token pairs that attention works on for n new tokens after h cached ones."""
-    return uncached * (cached + uncached / 2.0)
-
-
 class Books:
     """The ledger. Writes the fleet's columns in_flight .. reserved_tokens and `fleet.pending`."""
 
@@ -98,8 +65,8 @@ class Books:
         self._fleet = fleet
         self._idle_timeout_s = idle_timeout_s
         self._grace_s = reconcile_grace_s
-        self._requests: dict[str, list[_Leg]] = {}  # in order of the last sign of life
-        self._waiting: dict[int, dict[int, _Leg]] = {}  # slot -> id(leg) -> leg, in order of dispatch
+        self._requests: dict[str, list[Leg]] = {}  # in order of the last sign of life
+        self._waiting: dict[int, dict[int, Leg]] = {}  # slot -> id(leg) -> leg, in order of dispatch
         self._last_first_token: dict[int, float] = {}
         self._peers: dict[str, dict[int, Sums]] = {}
         self._choices = 0
@@ -136,7 +103,7 @@ class Books:
         for old in [leg for leg in legs if leg.slot == slot]:
             self._drop(old)
             legs.remove(old)
-        leg = _Leg(request_id, slot, float(uncached_tokens), float(cached_tokens), float(expected_output), now)
+        leg = Leg(request_id, slot, float(uncached_tokens), float(cached_tokens), float(expected_output), now)
         leg.prefill_only = prefill_only
         leg.keys = keys
         legs.append(leg)
@@ -282,7 +249,7 @@ class Books:
 
     # The inside
 
-    def _heard(self, request_id: str, legs: list[_Leg], now: float) -> None:
+    def _heard(self, request_id: str, legs: list[Leg], now: float) -> None:
         for leg in legs:
             leg.seen_at = now
         del self._requests[request_id]
@@ -293,7 +260,7 @@ class Books:
             for leg in self._requests.pop(request_id):
                 self._drop(leg)
 
-    def _stop_waiting(self, leg: _Leg) -> None:
+    def _stop_waiting(self, leg: Leg) -> None:
         fleet, slot = self._fleet, leg.slot
         leg.waiting = False
         del self._waiting[slot][id(leg)]
@@ -304,7 +271,7 @@ class Books:
         leg.keys = ()
         self._show_oldest(slot)
 
-    def _drop(self, leg: _Leg) -> None:
+    def _drop(self, leg: Leg) -> None:
         fleet, slot = self._fleet, leg.slot
         if leg.waiting:
             self._stop_waiting(leg)

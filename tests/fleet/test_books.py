@@ -4,9 +4,10 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from fleet.books import Books, Sums, square
+from fleet.books import Books, Sums
 from fleet.endpoint import Endpoint
 from fleet.fleet import Fleet
+from fleet.reservation import square
 
 COLUMNS = Sums.__struct_fields__
 
