@@ -12,6 +12,8 @@ Keys are names, not seals. XXH3 is not cryptographic: whoever crafts a collision
 hit that the engine, which has its own hash, then does not give. It costs that request a prefill and nobody their data.
 """
 
+import sys
+from array import array
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from struct import Struct
 from typing import Any, TypeAlias
@@ -56,9 +58,12 @@ def pack_tokens(token_ids: Tokens) -> bytes:
             raise ValueError(f"token ids must be 0..2^32-1, got {int(token_ids.min())}..{int(token_ids.max())}")
         return token_ids.astype("<u4").tobytes()
     try:
-        return np.array(token_ids, dtype="<u4").tobytes()
+        packed = array("I", token_ids)  # twice as fast as numpy for a list
     except OverflowError as error:
         raise ValueError(f"token ids must be 0..2^32-1, got {min(token_ids)}..{max(token_ids)}") from error
+    if sys.byteorder == "big":
+        packed.byteswap()
+    return packed.tobytes()
 
 
 def next_key(parent: int, chunk: bytes, extra: bytes = b"") -> int:

@@ -17,7 +17,7 @@ Rules
    chain the tail is forgotten before the head.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from threading import Lock
 
 import msgspec
@@ -25,7 +25,7 @@ import msgspec
 from indexer import tier as tiers
 from indexer.matched import PREDICTED, Matched, slots_of
 from indexer.predicted import Predicted
-from indexer.prefix import Cut, Lookup, bisected, walked
+from indexer.prefix import Cut, Peek, Run, Table, bisected, itemised, prolonged, walked
 from indexer.shard import Shard
 
 MAX_SLOTS = 1 << 16
@@ -59,7 +59,8 @@ class Index:
         self.max_holders = max_holders
         self._shards = [Shard(max_keys // shards, max_holders, self._lose) for _ in range(shards)]
         self._shift = 64 - (shards.bit_length() - 1)
-        self._gets: list[Callable[[int], int | None]] = [shard.holders.get for shard in self._shards]
+        self._peeks: list[Peek] = [shard.holders.get for shard in self._shards]
+        self._table = Table(self._peeks, [shard.tiers.get for shard in self._shards], self._shift, self.holders)
         self._bits: dict[int, int] = {}  # one int object per slot, shared by all keys that only this slot holds
         self._flags = Lock()
         self._claimed = 0  # slots whose feeder says they are dense
@@ -107,12 +108,12 @@ class Index:
             for key in keys:
                 shard = self._shards[key >> self._shift]
                 with shard.lock:
-                    gone += sum(shard.leave(key, bit, tier) for tier in range(len(tiers.NAMES)))
+                    gone += shard.forget(key, bit)
         else:
             for shard in self._shards:
                 with shard.lock:
                     for key in [key for key, held in shard.holders.items() if held & bit]:
-                        gone += sum(shard.leave(key, bit, tier) for tier in range(len(tiers.NAMES)))
+                        gone += shard.forget(key, bit)
         with self._flags:
             self._holed &= ~bit
             self._mixed &= ~bit
@@ -142,7 +143,7 @@ class Index:
     def holders(self, key: int) -> int:
         """The bitset of slots that hold `key` in any tier."""
         position = key >> self._shift
-        held = self._gets[position](key)
+        held = self._peeks[position](key)
         if held is None:
             shard = self._shards[position]
             with shard.lock:
@@ -151,7 +152,7 @@ class Index:
 
     def tier_of(self, slot: int, key: int) -> int | None:
         """The fastest tier in which `slot` holds `key`, None if it does not."""
-        per_tier = self._per_tier(key)
+        per_tier = self._shards[key >> self._shift].tiers.get(key) or (self.holders(key),)
         return next((tier for tier, held in enumerate(per_tier) if held >> slot & 1), None)
 
     def match(self, keys: Sequence[int], predicted: Predicted | None = None) -> Matched:
@@ -162,8 +163,6 @@ class Index:
         """
         if not keys:
             return Matched(0)
-        if predicted is not None and not predicted:
-            predicted = None
         for _ in range(2):
             withdrawals, dense = self._withdrawals, self._dense
             runs = self._runs(keys, dense, predicted)
@@ -189,98 +188,26 @@ class Index:
 
     # Matching
 
-    def _runs(self, keys: Sequence[int], dense: int, predicted: Predicted | None) -> list[tuple[int, int, int]]:
-        first = self.holders(keys[0])
-        mixed = self._mixed
-        runs: list[tuple[int, int, int]] = []
-        itemised: list[Cut] = []
-        straight = first & dense
-        for slots, blocks in bisected(keys, straight, self.holders) if straight else ():
-            if plain := slots & ~mixed:
-                runs.append((tiers.GPU, plain, blocks))
-            if slots & mixed:
-                itemised.append((slots & mixed, blocks))
-            if predicted is not None and blocks < len(keys):
-                # A dense slot holds nothing more from here on, so only expected blocks can prolong its run.
-                for longer, end in walked(keys, slots, predicted.holders, blocks):
-                    if end > blocks:
-                        runs.append((PREDICTED, longer, end - blocks))
-        expected = predicted.holders(keys[0]) if predicted is not None else 0
-        if predicted is not None and (unheld := expected & dense & ~first):
-            runs += [(PREDICTED, slots, end) for slots, end in walked(keys, unheld, predicted.holders)]
-        if rest := (first | expected) & ~dense:
-            if predicted is not None:
-                itemised += walked(keys, rest, _either(self.holders, predicted.holders))
-            else:
-                cuts = self._walked(keys, rest)
-                itemised += [(slots & mixed, blocks) for slots, blocks in cuts if slots & mixed]
-                runs += [(tiers.GPU, slots & ~mixed, blocks) for slots, blocks in cuts if slots & ~mixed]
-        if itemised:
-            runs += self._itemised(keys, itemised, predicted)
+    def _runs(self, keys: Sequence[int], dense: int, predicted: Predicted | None) -> list[Run]:
+        expected = predicted.peek if predicted else None
+        awaited = (expected(keys[0]) or 0) if expected is not None else 0
+        first, mixed = self.holders(keys[0]), self._mixed
+        cuts = bisected(keys, first & dense, self.holders) if first & dense else []
+        runs = self._located(keys, cuts, mixed, None)
+        if expected is not None:
+            # A dense slot holds nothing beyond its run, so only expected blocks can prolong it.
+            for slots, held in [*cuts, (awaited & dense & ~first, 0)]:
+                runs += [(PREDICTED, longer, more) for longer, more in prolonged(keys, slots, held, expected)]
+        if holed := (first | awaited) & ~dense:
+            cuts, reliant = walked(keys, holed, self._table, expected)
+            runs += self._located(keys, cuts, mixed | reliant, expected)
         return runs
 
-    def _walked(self, keys: Sequence[int], active: int) -> list[Cut]:
-        # `prefix.walked` over `self.holders`, without a call per block.
-        gets, shift, cuts = self._gets, self._shift, []
-        for position, key in enumerate(keys):
-            held = gets[key >> shift](key)
-            if held is None:
-                held = self.holders(key)
-            still = held & active
-            if still != active:
-                if position:
-                    cuts.append((active ^ still, position))
-                if not still:
-                    return cuts
-                active = still
-        cuts.append((active, len(keys)))
-        return cuts
-
-    def _itemised(
-        self, keys: Sequence[int], cuts: list[Cut], predicted: Predicted | None
-    ) -> list[tuple[int, int, int]]:
-        """The blocks of `cuts` by row: a look at every block, for slots whose blocks may live anywhere."""
-        cuts = sorted(cuts, key=lambda cut: cut[1])
-        active = 0
-        for slots, _ in cuts:
-            active |= slots
-        runs: list[tuple[int, int, int]] = []
-        split: tuple[int, ...] = ()
-        since = 0
-        upcoming = iter(cuts)
-        ending, end = next(upcoming)
-        for position, key in enumerate(keys):
-            now = self._split(key, active, predicted)
-            if now != split:
-                runs += [(row, slots, position - since) for row, slots in enumerate(split) if slots]
-                split, since = now, position
-            if position + 1 == end:
-                runs += [(row, slots, position + 1 - since) for row, slots in enumerate(split) if slots]
-                since = position + 1
-                while end == position + 1:
-                    active &= ~ending
-                    ending, end = next(upcoming, (0, 0))
-                if not active:
-                    break
-                split = tuple(slots & active for slots in split)
+    def _located(self, keys: Sequence[int], cuts: list[Cut], scattered: int, expected: Peek | None) -> list[Run]:
+        runs = [(tiers.GPU, slots & ~scattered, blocks) for slots, blocks in cuts if slots & ~scattered]
+        if rest := [(slots & scattered, blocks) for slots, blocks in cuts if slots & scattered]:
+            runs += itemised(keys, rest, self._table, expected)
         return runs
-
-    def _split(self, key: int, active: int, predicted: Predicted | None) -> tuple[int, ...]:
-        rows = []
-        for held in self._per_tier(key):
-            rows.append(held & active)
-            active &= ~held
-        if predicted is not None:
-            expected = predicted.holders(key) & active
-            active ^= expected
-        else:
-            expected = 0
-        rows[tiers.DISK] |= active  # removed since the cuts were made
-        rows.append(expected)
-        return tuple(rows)
-
-    def _per_tier(self, key: int) -> tuple[int, ...]:
-        return self._shards[key >> self._shift].tiers.get(key) or (self.holders(key), 0, 0)
 
     # Slot flags
 
@@ -309,7 +236,3 @@ class Index:
         if not 0 <= tier < len(tiers.NAMES):
             raise ValueError(f"tier must be 0..{len(tiers.NAMES) - 1} ({', '.join(tiers.NAMES)}), got {tier}")
         return bit
-
-
-def _either(one: Lookup, other: Lookup) -> Lookup:
-    return lambda key: one(key) | other(key)

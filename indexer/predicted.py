@@ -14,7 +14,7 @@ A key is predicted for a slot while at least one request refers to it. Nothing h
 never remove a block that an engine really holds. Time is passed in, in seconds of any one monotonic clock.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from itertools import islice
 from threading import Lock
 
@@ -51,6 +51,7 @@ class Predicted:
         self.max_entries = max_entries
         self._lock = Lock()
         self._holders: dict[int, int] = {}  # key -> bitset of slots
+        self.peek: Callable[[int], int | None] = self._holders.get  # `holders` without a call of ours; None for 0
         self._referrers: dict[tuple[int, int], set[int]] = {}  # (slot, key) -> tickets
         self._predictions: dict[int, Prediction] = {}  # oldest first; one ttl for all, so in order of expiry too
         self._entries = 0

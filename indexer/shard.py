@@ -84,6 +84,16 @@ class Shard:
             self._put(key, left, bit)
         return True
 
+    def forget(self, key: int, bit: int) -> int:
+        """The slot of `bit` no longer holds `key` anywhere; returns in how many tiers it did."""
+        held = self.holders.get(key, 0)
+        if not held & bit:
+            return 0
+        tiers = self._forget_tiers(key, bit)
+        self.entries -= tiers
+        self._put(key, held ^ bit, bit)
+        return tiers
+
     def touch(self, key: int) -> None:
         held = self.holders.pop(key, 0)
         if held:
@@ -108,6 +118,13 @@ class Shard:
         self.tiers[key] = tuple(bits | bit if row == tier else bits for row, bits in enumerate(per_tier))
         return True
 
+    def _forget_tiers(self, key: int, bit: int) -> int:
+        per_tier = self.tiers.get(key)
+        if per_tier is None:
+            return 1
+        self._set_tiers(key, tuple(bits & ~bit for bits in per_tier))
+        return sum(1 for bits in per_tier if bits & bit)
+
     def _set_tiers(self, key: int, per_tier: PerTier) -> None:
         if any(per_tier[1:]):
             self.tiers[key] = per_tier
@@ -127,12 +144,7 @@ class Shard:
         victim = next(slots_of(unordered)) if unordered else order[0]
         bit = 1 << victim
         self._lose([bit])
-        per_tier = self.tiers.get(key)
-        if per_tier is None:
-            self.entries -= 1
-        else:
-            self.entries -= sum(1 for bits in per_tier if bits & bit)
-            self._set_tiers(key, tuple(bits & ~bit for bits in per_tier))
+        self.entries -= self._forget_tiers(key, bit)
         self.evicted_holders += 1
         self._put(key, held ^ bit, bit)
 
