@@ -22,21 +22,12 @@ from gateway.plugin_modules import load_plugin_modules
 from gateway.producers_config import PrecisePrefixCacheProducer, TokenProducer
 from gateway.saturation import SaturationDetector
 
-DEFAULT_DOCUMENT = """\
-apiVersion: llm-d.ai/v1alpha1
-kind: EndpointPickerConfig
-plugins:
-- type: queue-scorer
-- type: kv-cache-utilization-scorer
-- type: prefix-cache-scorer
-schedulingProfiles:
-- name: default
-  plugins:
-  - {pluginRef: queue-scorer, weight: 2}
-  - {pluginRef: kv-cache-utilization-scorer, weight: 2}
-  - {pluginRef: prefix-cache-scorer, weight: 3}
+DEFAULT_DOCUMENT = f"""\
+apiVersion: {API_VERSION}
+kind: {KIND}
+plugins: []
 """
-"""What runs without any configuration: llm-d's default document."""
+"""What runs without any configuration: one profile with the default scorer, and no endpoints."""
 
 
 class LoadedConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -116,6 +107,7 @@ def load_source(source: Source) -> LoadedConfig:
     _check_head(document, plugins)
     written = source.value["plugins"]
     plugins.declare(document.plugins, written)
+    wiring.default_scorer(document, plugins)
     wiring.legacy_precise_scorer(plugins, written)
     default_match = wiring.producers(plugins)
     profiles = wiring.profiles(document, plugins)

@@ -21,11 +21,18 @@ from gateway.profile_handlers import StagedHandler
 from gateway.saturation import SaturationDetector
 from scorers.precise_prefix_cache_scorer import PrecisePrefixCacheScorer
 
+DEFAULT_SCORER = "expected-work-scorer"
 DEFAULT_PICKER = "max-score-picker"
 DEFAULT_HANDLER = "single-profile-handler"
 DEFAULT_DETECTOR = "utilization-detector"
 DEFAULT_MATCH = ApproxPrefixCacheProducer.type
 INJECTED_PRODUCERS = (DEFAULT_MATCH, "inflight-load-producer", "token-producer")
+
+
+def default_scorer(document: Document, plugins: Plugins) -> None:
+    """Where neither profiles nor scorers are written, the one that needs no other beside it."""
+    if not document.scheduling_profiles and not plugins.of(Scorer) and not plugins.broken(Scorer):
+        plugins.inject(DEFAULT_SCORER, Scorer)
 
 
 def profiles(document: Document, plugins: Plugins) -> list[Profile]:

@@ -185,17 +185,15 @@ def test_a_declared_discovery_that_nobody_names_is_used_with_a_warning() -> None
 # What is added, what is bound
 
 
-def test_the_default_configuration_is_llm_ds() -> None:
+def test_without_profiles_and_scorers_expected_work_decides() -> None:
     config = load(None)
     (profile,) = config.profiles
-    assert [(scorer.type, weight) for scorer, weight in profile.scorers] == [
-        ("queue-scorer", 2.0),
-        ("kv-cache-utilization-scorer", 2.0),
-        ("prefix-cache-scorer", 3.0),
-    ]
+    assert [(scorer.type, weight) for scorer, weight in profile.scorers] == [("expected-work-scorer", 1.0)]
     assert profile.picker.type == "max-score-picker"
     assert isinstance(config.handler, SingleProfileHandler)
     assert config.default_match == "approx-prefix-cache-producer"
+    precise = loaded("- type: precise-prefix-cache-producer\n")
+    assert precise.default_match == "precise-prefix-cache-producer"
 
 
 def test_without_profiles_one_is_made_of_everything_in_its_order() -> None:
@@ -365,3 +363,11 @@ def test_a_disaggregated_sample_is_wired_as_written() -> None:
     assert isinstance(handler, StagedHandler)
     assert handler.gates["prefill"] is config.plugins["prefix-based-pd-decider"]
     assert [profile.name for profile in config.profiles] == ["prefill", "decode"]
+
+
+@pytest.mark.parametrize("name", ["quickstart", "prefill-decode"])
+def test_our_own_samples_load_without_a_warning(name: str) -> None:
+    config = load(Path(__file__).parents[2] / "configs" / f"{name}.yaml")
+    assert config.warnings == []
+    assert config.discovery is not None
+    assert config.tokenizer_of("anything") == Path(__file__).parents[2] / "configs" / "models" / "qwen3"
