@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fleet.endpoint import Endpoint, Role
+from fleet.listing import Listing
 from fleet.pending import PendingPrompts
 from fleet.request import Vector
 
@@ -95,8 +96,10 @@ class Fleet:
         self.pending = PendingPrompts()
         """Prompts sent and without a first token: their blocks count as cached where they are."""
         self.adapters: list[Adapters | None] = [None] * capacity
-        self.models: list[frozenset[str]] = [frozenset()] * capacity
-        """Model and adapter names that /v1/models listed; empty where unknown."""
+        self.listings: list[Listing] = [Listing()] * capacity
+        """What /v1/models listed; empty where unknown."""
+        self.listings_changed = 0
+        """Grows with every change of a listing."""
         self.attributes: dict[str, Vector] = {}
         """Configured extra metrics; NaN where an endpoint has none."""
         self._columns: dict[str, float] = {
@@ -180,7 +183,8 @@ class Fleet:
             getattr(self, name)[slot] = default
         self.block_tokens[slot] = 0
         self.healthy[slot], self.tripped[slot], self.draining[slot] = True, False, False
-        self.adapters[slot], self.models[slot], self._endpoints[slot] = None, frozenset(), None
+        self.adapters[slot], self.listings[slot], self._endpoints[slot] = None, Listing(), None
+        self.listings_changed += 1
         for column in self.attributes.values():
             column[slot] = np.nan
         self._free.append(slot)
@@ -236,6 +240,12 @@ class Fleet:
         wanted = frozenset(roles)
         return self.mask_of(("role", wanted), lambda endpoint: endpoint.role in wanted)
 
+    def listed(self, slot: int, listing: Listing) -> None:
+        """An endpoint listed its models."""
+        if self.listings[slot] != listing:
+            self.listings[slot] = listing
+            self.listings_changed += 1
+
     def age(self, slots: Slots, now: float | None = None) -> Vector:
         """Seconds since each was last scraped; inf where it never was."""
         return (self.clock() if now is None else now) - self.scraped_at[slots]
@@ -262,7 +272,7 @@ class Fleet:
         for key, column in self.attributes.items():
             self.attributes[key] = np.concatenate([column, np.full(new - old, np.nan)])
         self.adapters += [None] * (new - old)
-        self.models += [frozenset()] * (new - old)
+        self.listings += [Listing()] * (new - old)
         self._endpoints += [None] * (new - old)
         self._free = list(range(new - 1, old - 1, -1))
         self.capacity = new

@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 import aiohttp
 import msgspec
 
+from fleet import listing
 from fleet.books import Books
 from fleet.fleet import Fleet
 from fleet.scrape import ENGINES, EngineMetrics, EngineSpecs, combined, parse
@@ -39,15 +40,6 @@ class Source(msgspec.Struct, frozen=True, kw_only=True):
     def url(self, address: str) -> str:
         host, _, port = address.rpartition(":")
         return f"{self.scheme}://{host}:{self.port or port}{self.path}"
-
-
-class Models(msgspec.Struct):
-    """What /v1/models answers, as far as it is read."""
-
-    class Entry(msgspec.Struct):
-        id: str
-
-    data: list[Entry]
 
 
 class ScrapeSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -195,9 +187,9 @@ class Scraper:
         if not slots:
             return
         if page == "models":
-            names = frozenset(entry.id for entry in msgspec.json.decode(body, type=Models).data)
+            found = listing.parse(body)
             for slot in slots:
-                self._fleet.models[slot] = names
+                self._fleet.listed(slot, found)
         elif page == "metrics":
             engine = self._fleet.endpoint(slots[0]).labels.get(
                 self._settings.engine_label, self._settings.default_engine

@@ -35,6 +35,7 @@ class ApproximateCache:
             weighted_tokens=tokens,
             total_tokens=len(keys) * self.block_tokens,
             block_tokens=self.block_tokens,
+            keys=keys,
         )
 
     def sent(self, slot: int, keys: Sequence[int]) -> None:

@@ -116,7 +116,13 @@ class Matcher:
             np.copyto(weighted, matched.weighted_tokens(capacity, block, self._weights), where=here)
         trust = self._trust(capacity, raw)
         smallest = min(keys.block_of.values(), default=FALLBACK_BLOCK_TOKENS)
-        match = Match(tokens=raw * trust, weighted_tokens=weighted * trust, total_tokens=total, block_tokens=smallest)
+        match = Match(
+            tokens=raw * trust,
+            weighted_tokens=weighted * trust,
+            total_tokens=total,
+            block_tokens=smallest,
+            keys=keys.by_block.get(smallest, ()),
+        )
         return Found(match, raw)
 
     def touch(self, keys: Sequence[int]) -> None:

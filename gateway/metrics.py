@@ -147,6 +147,8 @@ class StreamState(msgspec.Struct, frozen=True, kw_only=True):
     rank: int
     state: str
     reason: str
+    detail: str
+    """For people; never a label."""
     events: dict[str, int]
     skipped: dict[str, int]
     gaps: int

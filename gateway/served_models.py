@@ -5,7 +5,7 @@ engines list under /v1/models. Where no source knows any model, every name is ac
 answer 404.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import msgspec
 import numpy as np
@@ -25,47 +25,20 @@ class Served(msgspec.Struct, frozen=True):
     """The adapter's name, where `name` is one."""
 
 
-class Listing(msgspec.Struct, frozen=True):
-    """What one engine lists: names of its base model, and adapters with their paths."""
-
-    base: tuple[str, ...]
-    """All names of the base model, the engine's own first one first."""
-    adapters: Mapping[str, str | None] = {}
-    """Adapter name -> path (`root`), None where the engine does not say."""
-
-
-def listing(entries: Sequence[Mapping[str, object]]) -> Listing:
-    """From the `data` of GET /v1/models. An entry with a `parent` is an adapter (vLLM 0.32)."""
-    base = [str(entry["id"]) for entry in entries if not entry.get("parent") and "id" in entry]
-    adapters = {
-        str(entry["id"]): str(entry["root"]) if entry.get("root") else None
-        for entry in entries
-        if entry.get("parent") and "id" in entry
-    }
-    return Listing(tuple(base), adapters)
-
-
 class ServedModels:
     """Resolves names. The event loop's thread owns it."""
 
     def __init__(self, configured: Mapping[str, Model], fleet: Fleet) -> None:
         self._fleet = fleet
-        self._canonical = {alias: name for name, model in configured.items() for alias in (name, *model.aliases)}
-        self._configured = frozenset(configured)
-        self._listings: dict[int, Listing] = {}
         self._names: dict[str, Served] = {}
-        self._generation = -1
+        self._known_at = (-1, -1)
+        self.configure(configured)
 
-    def heard(self, slot: int, found: Listing) -> None:
-        """Remember what the engine on `slot` lists."""
-        if self._listings.get(slot) != found:
-            self._listings[slot] = found
-            self._generation = -1
-
-    def forget(self, slot: int) -> None:
-        """The slot's endpoint is gone."""
-        if self._listings.pop(slot, None):
-            self._generation = -1
+    def configure(self, configured: Mapping[str, Model]) -> None:
+        """Use another `warmroute.models`."""
+        self._canonical = {alias: name for name, model in configured.items() for alias in (name, *model.aliases)}
+        self._configured = tuple(configured)
+        self._known_at = (-1, -1)
 
     def resolve(self, name: str) -> Served | None:
         """What `name` means; None where models are known and it is none of them."""
@@ -85,14 +58,13 @@ class ServedModels:
         endpoint = self._fleet.endpoint(slot)
         if endpoint.model:
             return self.canonical(endpoint.model)
-        if (found := self._listings.get(slot)) and found.base:
+        if (found := self._fleet.listings[slot]).base:
             return self.canonical(found.base[0])
-        return next(iter(self._configured)) if len(self._configured) == 1 else None
+        return self._configured[0] if len(self._configured) == 1 else None
 
     def adapter_paths(self, slot: int) -> Mapping[str, str | None]:
         """Adapter name -> path on that engine, as far as it lists them."""
-        found = self._listings.get(slot)
-        return found.adapters if found else {}
+        return self._fleet.listings[slot].adapters
 
     def serving(self, served: Served) -> Mask:
         """Per slot whether it serves the model; True where nobody has said what it serves."""
@@ -101,7 +73,7 @@ class ServedModels:
             base = self.base_of(int(slot))
             if base is not None and base != served.base:
                 mask[slot] = False
-            elif served.lora is not None and (found := self._listings.get(int(slot))):
+            elif served.lora is not None and (found := self._fleet.listings[slot]).base:
                 mask[slot] = served.lora in found.adapters
         return mask
 
@@ -110,18 +82,19 @@ class ServedModels:
         return sorted(self._known())
 
     def _known(self) -> dict[str, Served]:
-        if self._generation == self._fleet.generation:
+        if self._known_at == (now := (self._fleet.generation, self._fleet.listings_changed)):
             return self._names
         names = {alias: Served(alias, base) for alias, base in self._canonical.items()}
         for slot in map(int, self._fleet.slots()):
             if model := self._fleet.endpoint(slot).model:
                 names.setdefault(model, Served(model, self.canonical(model)))
-            if (found := self._listings.get(slot)) is None or not found.base:
+            found = self._fleet.listings[slot]
+            if not found.base:
                 continue
             base = self.canonical(found.base[0])
             for name in found.base:
                 names.setdefault(name, Served(name, base))
             for adapter in found.adapters:
                 names.setdefault(adapter, Served(adapter, base, adapter))
-        self._names, self._generation = names, self._fleet.generation
+        self._names, self._known_at = names, now
         return names

@@ -28,7 +28,9 @@ LARGE_BODY = 64 * 1024
 class Tokenizer(Protocol):
     """Turns a request into token ids, off the event loop. Raises TokenizationError."""
 
-    async def tokenize(self, path: str, body: Mapping[str, Any]) -> Tokenized: ...
+    async def tokenize(self, path: str, body: Mapping[str, Any], *, size: int | None = None) -> Tokenized:
+        """`size`: bytes of the raw body."""
+        ...
 
 
 class Ask(msgspec.Struct, frozen=True, kw_only=True):
@@ -89,9 +91,11 @@ class Understanding:
             return Rejected(status=404, message=message, param="model", code="model_not_found")
         if route not in PROMPT_PATHS:
             return Ask(path=route, served=served, prompt=None, blind="no_prompt")
-        return await self._tokenize(route, head.path, parsed, served)
+        return await self._tokenize(route, head.path, parsed, served, len(body))
 
-    async def _tokenize(self, route: str, path: str, parsed: Mapping[str, Any], served: Served) -> Ask | Rejected:
+    async def _tokenize(
+        self, route: str, path: str, parsed: Mapping[str, Any], served: Served, size: int
+    ) -> Ask | Rejected:
         tokenizer = self.tokenizers(served)
         if tokenizer is None:
             return Ask(path=route, served=served, prompt=None, blind="no_tokenizer")
@@ -100,7 +104,7 @@ class Understanding:
         try:
             with self._tracing.step("tokenize") as span:
                 async with asyncio.timeout(self.timeout_s):
-                    prompt = await tokenizer.tokenize(path, parsed)
+                    prompt = await tokenizer.tokenize(path, parsed, size=size)
                 span.set("gen_ai.usage.input_tokens", prompt.prompt_tokens)
             self._metrics.prompt_tokens.observe(prompt.prompt_tokens)
         except TokenizationError as error:

@@ -132,12 +132,12 @@ async def test_ranks_of_one_server_get_their_own_numbers_from_one_page(
     async with serving(server, free_port()) as address:
         slots = [fleet.add(Endpoint(name=f"e-{rank}", address=address, rank=rank)) for rank in range(2)]
         async with scraping(fleet, models=Source(path="/v1/models", interval_s=1.0)):
-            await until(lambda: np.isfinite(fleet.scraped_at[slots]).all() and fleet.models[slots[1]])
+            await until(lambda: np.isfinite(fleet.scraped_at[slots]).all() and fleet.listings[slots[1]].base)
     assert fleet.waiting[slots].tolist() == [3, 7]
     assert fleet.kv_usage[slots].tolist() == [0.25, 0.75]
     assert fleet.block_tokens[slots].tolist() == [16, 16]
     assert fleet.kv_capacity_tokens[slots].tolist() == [1600, 1600]
-    assert fleet.models[slots[0]] == {"m", "adapter"}
+    assert fleet.listings[slots[0]].names == {"m", "adapter"}
     assert (fleet.age(np.array(slots)) < 5).all()
 
 

@@ -51,7 +51,7 @@ class FixedTokenizer:
     def __init__(self, error: Exception | None = None) -> None:
         self.error = error
 
-    async def tokenize(self, path: str, body: Mapping[str, Any]) -> Tokenized:
+    async def tokenize(self, path: str, body: Mapping[str, Any], *, size: int | None = None) -> Tokenized:
         if self.error:
             raise self.error
         return Tokenized(token_ids=TOKENS)
@@ -140,7 +140,7 @@ async def test_what_the_client_did_wrong_is_answered(body: bytes, status: int, c
     assert isinstance(answer, Rejected)
     assert (answer.status, answer.code) == (status, code)
     assert not world.books
-    assert world.count("requests_total", model=answer.status == 404 and "unknown" or "", outcome=str(status)) <= 1
+    assert world.count("requests_total", model=(answer.status == 404 and "unknown") or "", outcome=str(status)) <= 1
 
 
 async def test_a_prompt_the_engine_would_refuse_is_refused_here() -> None:
@@ -182,7 +182,10 @@ async def test_the_endpoint_that_holds_the_prefix_is_chosen_and_told() -> None:
 async def test_requests_without_a_prompt_go_by_load() -> None:
     world = World()
     world.fleet.waiting[:3] = [1, 1, 0]
-    for changes in ({"method": "GET", "path": "/v1/models"}, {"path": "/v1/audio", "headers": {"content-type": "audio/wav"}}):
+    for changes in (
+        {"method": "GET", "path": "/v1/models"},
+        {"path": "/v1/audio", "headers": {"content-type": "audio/wav"}},
+    ):
         answer = await world.ask(b"", **changes)
         assert isinstance(answer, Decided)
         assert answer.destination[0] == "10.0.0.2:8000"

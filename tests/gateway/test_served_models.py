@@ -2,8 +2,9 @@
 
 from fleet.endpoint import Endpoint
 from fleet.fleet import Fleet
+from fleet.listing import Listing
 from gateway.config_document import Model
-from gateway.served_models import Listing, Served, ServedModels, listing
+from gateway.served_models import Served, ServedModels
 
 
 def fleet_of(*endpoints: Endpoint) -> Fleet:
@@ -37,8 +38,8 @@ def test_an_alias_shares_the_keys_of_its_model() -> None:
 def test_a_listed_adapter_is_resolved_to_its_base() -> None:
     fleet = fleet_of(A, B)
     models = ServedModels({}, fleet)
-    models.heard(0, Listing(("base", "base-alias"), {"ad1": "/adapters/ad1"}))
-    models.heard(1, Listing(("base",)))
+    fleet.listed(0, Listing(("base", "base-alias"), {"ad1": "/adapters/ad1"}))
+    fleet.listed(1, Listing(("base",)))
     assert models.resolve("ad1") == Served("ad1", "base", "ad1")
     assert models.resolve("base-alias") == Served("base-alias", "base")
     serving = models.serving(Served("ad1", "base", "ad1"))
@@ -50,24 +51,15 @@ def test_a_listed_adapter_is_resolved_to_its_base() -> None:
 def test_endpoints_of_another_model_do_not_serve_this_one() -> None:
     fleet = fleet_of(Endpoint(name="a", address="10.0.0.1:8000", model="one"), B)
     models = ServedModels({}, fleet)
-    models.heard(1, Listing(("two",)))
+    fleet.listed(1, Listing(("two",)))
     assert models.serving(Served("one", "one"))[:2].tolist() == [True, False]
 
 
-def test_a_forgotten_slot_takes_its_names_along() -> None:
+def test_an_endpoint_that_is_gone_takes_its_names_along() -> None:
     fleet = fleet_of(A)
     models = ServedModels({"kept": Model()}, fleet)
-    models.heard(0, Listing(("gone",)))
+    fleet.listed(0, Listing(("gone",)))
     assert models.resolve("gone")
-    models.forget(0)
+    fleet.remove(0)
+    fleet.release(0)
     assert models.resolve("gone") is None
-
-
-def test_a_vllm_listing_tells_adapters_by_their_parent() -> None:
-    found = listing(
-        [
-            {"id": "base", "root": "/models/base", "parent": None},
-            {"id": "ad1", "root": "lora-ad1", "parent": "base"},
-        ]
-    )
-    assert found == Listing(("base",), {"ad1": "lora-ad1"})

@@ -1,0 +1,1 @@
+"""The commands of `warmroute`, one module each; imported only when they are called."""

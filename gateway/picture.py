@@ -1,0 +1,59 @@
+"""The gateway's picture as it is now, for metrics and the admin port."""
+
+from typing import Any
+
+import msgspec
+
+from fleet.fleet import Fleet
+from gateway.event_streams import EventStreams
+from gateway.metrics import EndpointState, IndexState, StreamState
+from indexer.index import Index
+
+
+class GatewayPicture:
+    """Reads; owns nothing."""
+
+    def __init__(self, fleet: Fleet, index: Index, streams: EventStreams) -> None:
+        self._fleet, self._index, self._streams = fleet, index, streams
+
+    def streams(self) -> list[StreamState]:
+        return self._streams.states()
+
+    def index(self) -> IndexState:
+        stats = self._index.stats()
+        return IndexState(
+            keys=stats.keys,
+            entries=stats.entries,
+            evicted_keys=stats.evicted_keys,
+            evicted_holders=stats.evicted_holders,
+        )
+
+    def endpoints(self) -> list[EndpointState]:
+        fleet, now = self._fleet, self._fleet.clock()
+        states = []
+        for slot in map(int, fleet.slots()):
+            endpoint = fleet.endpoint(slot)
+            scraped = float(fleet.scraped_at[slot])
+            states.append(
+                EndpointState(
+                    endpoint=endpoint.address,
+                    rank=endpoint.rank,
+                    role=endpoint.role.value if endpoint.role else "",
+                    up=bool(fleet.healthy[slot] and not fleet.tripped[slot] and not fleet.draining[slot]),
+                    in_flight=int(fleet.in_flight[slot]),
+                    in_flight_tokens=float(fleet.in_flight_tokens[slot]),
+                    waiting=float(fleet.waiting[slot]),
+                    running=float(fleet.running[slot]),
+                    kv_usage=float(fleet.kv_usage[slot]),
+                    scrape_age_s=now - scraped if scraped > 0 else -1.0,
+                )
+            )
+        return states
+
+    def sections(self) -> dict[str, Any]:
+        """What the admin port shows, by section."""
+        return {
+            "endpoints": lambda: msgspec.to_builtins(self.endpoints()),
+            "streams": lambda: msgspec.to_builtins(self.streams()),
+            "index": lambda: msgspec.to_builtins(self.index()),
+        }

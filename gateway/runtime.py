@@ -1,0 +1,297 @@
+"""The running gateway: everything made from one configuration, started and stopped in order.
+
+    start   tokenizers -> fleet (first look) -> streams, scraper -> metrics port -> gRPC port -> SERVING
+    stop    NOT_SERVING -> drain -> gRPC port -> streams, scraper, discovery -> metrics port -> tokenizers
+
+A reload makes new plugins, profiles and tokenizers beside the old ones and swaps them between two requests; fleet, books
+and index stay. What only a restart can change (ports, TLS, index size) is said in the log.
+"""
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Coroutine
+from pathlib import Path
+from typing import Any
+
+from prometheus_client import CollectorRegistry, GCCollector, PlatformCollector, ProcessCollector
+
+from fleet.books import Books
+from fleet.breaker import Breaker
+from fleet.discovery import difference
+from fleet.endpoint import Endpoint
+from fleet.fleet import Fleet
+from fleet.plugin import Found
+from fleet.scraper import Scraper
+from gateway.config import LoadedConfig, load
+from gateway.config_source import ConfigError
+from gateway.data_sources import scrape_settings
+from gateway.event_streams import EventStreams
+from gateway.extproc.grpc_server import Server, ServerSettings
+from gateway.extproc.server_tls import TlsError, TlsFiles
+from gateway.http_server import BoundApp, admin_app, metrics_app
+from gateway.matching import Matcher
+from gateway.metrics import Metrics, PictureCollector
+from gateway.picture import GatewayPicture
+from gateway.producer_wiring import index_of, producers_of, weights_of
+from gateway.request_path import RequestPath, Settings
+from gateway.served_models import ServedModels
+from gateway.tokenizers import TokenizerError, Tokenizers
+from gateway.tracing import NoTracing, OtlpTracing, Tracing
+from gateway.understanding import Understanding
+
+log = logging.getLogger(__name__)
+
+HOUSEKEEPING_S = 1.0
+NO_DISCOVERY = "the configuration names no discovery, so there are no endpoints; add static-discovery or file-discovery"
+RESTART_ONLY = (
+    *("listen", "grpc_port", "grpc_health_port", "metrics_port", "metrics_listen", "admin_port", "admin_listen", "tls"),
+    *("max_body_bytes", "tracing", "drain_timeout", "index", "events"),
+)
+
+
+class StartError(Exception):
+    """The gateway cannot start; the message says what and where."""
+
+
+class Gateway:
+    """One process's endpoint picker."""
+
+    def __init__(self, config: LoadedConfig, config_file: Path | None = None) -> None:
+        settings = config.settings
+        self._config, self._config_file = config, config_file
+        self.fleet = Fleet()
+        self.books = Books(self.fleet)
+        self.breaker = Breaker(self.fleet)
+        self.index = index_of(config)
+        self.registry = CollectorRegistry()
+        for collector in (ProcessCollector, PlatformCollector, GCCollector):
+            collector(registry=self.registry)
+        self.metrics = Metrics(self.registry)
+        self.models = ServedModels(settings.models, self.fleet)
+        self.streams = EventStreams(self.fleet, self.index, self.models, config)
+        self.picture = GatewayPicture(self.fleet, self.index, self.streams)
+        self.registry.register(PictureCollector(self.picture))
+        self._tracing: Tracing = OtlpTracing(settings.tracing.endpoint) if settings.tracing.enabled else NoTracing()
+        self._tokenizers = Tokenizers()
+        self._understanding = Understanding(
+            self.models, self._tokenizers.backend, settings.decide_timeout, self.metrics, self._tracing, time.monotonic
+        )
+        self.path = RequestPath(
+            fleet=self.fleet,
+            books=self.books,
+            breaker=self.breaker,
+            models=self.models,
+            matcher=Matcher(self.fleet, self.index, self.streams, weights_of(config)),
+            scheduler=config.scheduler(self.fleet),
+            producers=producers_of(config, self.fleet),
+            understanding=self._understanding,
+            accuracy=self.streams,
+            trust=self.streams.trust,
+            metrics=self.metrics,
+            tracing=self._tracing,
+            settings=Settings(response_headers=settings.response_headers),
+        )
+        self._server: Server | None = None
+        self._pages: list[BoundApp] = []
+        self._tasks: list[asyncio.Task[None]] = []
+        self._discovering: asyncio.Task[None] | None = None
+        self._reloading: asyncio.Task[None] | None = None
+        self._serving = False
+
+    async def start(self) -> None:
+        """Come up and take requests. Raises StartError; call `stop` then too."""
+        settings = self._config.settings
+        try:
+            self._use_tokenizers(await Tokenizers.load(self._config), self._config)
+            await self._discover(self._config)
+            self.streams.start()
+            self._tasks = [
+                self._task(Scraper(self.fleet, scrape_settings(self._config.sources), self.books).run(), "scraper"),
+                self._task(self._housekeeping(), "housekeeping"),
+            ]
+            await self._open_pages()
+            self._server = Server(self.path, _server_settings(self._config))
+            await self._server.start()
+        except (TokenizerError, TlsError, OSError, ValueError) as error:
+            raise StartError(str(error)) from error
+        self.path.scheduler.on_failure = self._plugin_failed
+        self.metrics.streams_open.set_function(lambda: float(self._server.service.open_streams if self._server else 0))
+        self._serving = True
+        await self._server.set_serving(True)
+        log.info(
+            "serving grpc_port=%d metrics_port=%d endpoints=%d",
+            self._server.port,
+            settings.metrics_port,
+            len(self.fleet.slots()),
+        )
+
+    async def stop(self) -> None:
+        """Say NOT_SERVING, let running requests finish within `drainTimeout`, then close everything."""
+        self._serving = False
+        if self._server is not None:
+            await self._server.drain()
+        for task in (*self._tasks, self._discovering, self._reloading):
+            if task is not None:
+                task.cancel()
+                with contextlib.suppress(asyncio.CancelledError):
+                    await task
+        await asyncio.to_thread(self.streams.stop)
+        for page in self._pages:
+            await page.stop()
+        await self._tokenizers.close()
+        await asyncio.to_thread(self._tracing.close)
+        log.info("stopped")
+
+    def reload(self) -> None:
+        """Read the configuration file again (SIGHUP). What is invalid is logged and changes nothing."""
+        if self._config_file is not None and (self._reloading is None or self._reloading.done()):
+            self._reloading = self._task(self._reload(self._config_file), "reload")
+
+    async def _reload(self, file: Path) -> None:
+        try:
+            config = await asyncio.to_thread(load, file)
+            tokenizers = await Tokenizers.load(config)
+        except (ConfigError, TokenizerError, OSError) as error:
+            self.metrics.reloads.labels("refused").inc()
+            log.error("config_refused file=%s kept=old error=%s", file, error)
+            return
+        old = self._config.settings
+        for name in RESTART_ONLY:
+            if getattr(config.settings, name) != getattr(old, name):
+                log.warning("config_needs_restart setting=%s", name)
+        before = self._tokenizers
+        self._use_tokenizers(tokenizers, config)
+        self.models.configure(config.settings.models)
+        self.path.scheduler = config.scheduler(self.fleet)
+        self.path.scheduler.on_failure = self._plugin_failed
+        self.path.producers = producers_of(config, self.fleet)
+        self.path.settings = Settings(response_headers=config.settings.response_headers)
+        self._config = config
+        await self._discover(config)
+        await before.close()
+        self.metrics.reloads.labels("ok").inc()
+        log.info("config_reloaded file=%s profiles=%d", file, len(config.profiles))
+
+    def _use_tokenizers(self, tokenizers: Tokenizers, config: LoadedConfig) -> None:
+        self._tokenizers = tokenizers
+        self._understanding.tokenizers = tokenizers.backend
+        self._understanding.timeout_s = max(config.settings.decide_timeout, tokenizers.budget_s)
+
+    def _plugin_failed(self, plugin: str, doing: str) -> None:
+        self.metrics.plugin_errors.labels(plugin).inc()
+
+    # Discovery
+
+    async def _discover(self, config: LoadedConfig) -> None:
+        """Take the fleet as discovery sees it now, and follow its changes."""
+        if self._discovering is not None:
+            self._discovering.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._discovering
+        if config.discovery is None:
+            log.warning("no_endpoints reason=%r", NO_DISCOVERY)
+            return
+        changes = config.discovery.changes()
+        self._apply(await anext(changes))
+
+        async def follow() -> None:
+            async for found in changes:
+                self._apply(found)
+
+        self._discovering = self._task(follow(), "discovery")
+
+    def _apply(self, found: Found) -> None:
+        fleet = self.fleet
+        current = [fleet.endpoint(int(slot)) for slot in fleet.slots()]
+        changes = difference(current, found.endpoints)
+        for endpoint in changes.removed:
+            self._remove(endpoint)
+        for old, new in changes.changed:
+            slot = fleet.slot_of(old.address, old.rank)
+            assert slot is not None  # it was just listed
+            fleet.replace(slot, new)
+            self.streams.changed(slot, old, new)
+        for endpoint in changes.added:
+            slot = fleet.add(endpoint)
+            self.streams.added(slot)
+            log.info("endpoint_added name=%s address=%s slot=%d", endpoint.name, endpoint.address, slot)
+
+    def _remove(self, endpoint: Endpoint) -> None:
+        slot = self.fleet.slot_of(endpoint.address, endpoint.rank)
+        assert slot is not None  # it was just listed
+        self.fleet.remove(slot)
+        log.info("endpoint_removed name=%s address=%s slot=%d", endpoint.name, endpoint.address, slot)
+        # The slot's number is free only when the index has forgotten it.
+        loop = asyncio.get_running_loop()
+
+        def forgotten() -> None:
+            loop.call_soon_threadsafe(self.fleet.release, slot)
+
+        self.streams.removed(slot, forgotten)
+
+    # Housekeeping
+
+    async def _housekeeping(self) -> None:
+        watched = self._modified()
+        while True:
+            await asyncio.sleep(HOUSEKEEPING_S)
+            now = time.monotonic()
+            for request_id in self.books.expire(now):
+                log.warning("request_expired request_id=%s", request_id)
+            self.breaker.tick(now)
+            self.streams.follow_models()
+            if (seen := self._modified()) != watched:
+                watched = seen
+                self.reload()
+
+    def _modified(self) -> float:
+        try:
+            return self._config_file.stat().st_mtime if self._config_file else 0.0
+        except OSError:
+            return 0.0
+
+    async def _open_pages(self) -> None:
+        settings = self._config.settings
+        wanted = [(metrics_app(self.registry, lambda: self._serving), settings.metrics_listen, settings.metrics_port)]
+        if settings.admin_port is not None:
+            wanted.append((admin_app(self.picture.sections()), settings.admin_listen, settings.admin_port))
+        for app, host, port in wanted:
+            page = BoundApp(app, host, port)
+            try:
+                await page.start()
+            except OSError as error:
+                raise StartError(f"cannot listen on {host}:{port}: {error.strerror or error}") from error
+            self._pages.append(page)
+
+    def _task(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
+        task = asyncio.create_task(work, name=name)
+        task.add_done_callback(_report)
+        return task
+
+
+def _report(task: asyncio.Task[None]) -> None:
+    """A background task that dies must not die silently."""
+    if not task.cancelled() and (error := task.exception()):
+        log.critical("task_died task=%s", task.get_name(), exc_info=error)
+
+
+def _server_settings(config: LoadedConfig) -> ServerSettings:
+    settings = config.settings
+    tls = None
+    if settings.tls is not None:
+        certificate = Path(settings.tls.cert_path)
+        if certificate.is_dir():
+            tls = TlsFiles(certificate=certificate / "tls.crt", key=certificate / "tls.key")
+        else:
+            tls = TlsFiles(certificate=certificate, key=Path(settings.tls.key_path or certificate))
+    health = settings.grpc_health_port
+    return ServerSettings(
+        address=f"{settings.listen}:{settings.grpc_port}",
+        health_address=f"{settings.listen}:{health}" if health else None,
+        tls=tls,
+        max_body_bytes=settings.max_body_bytes,
+        drain_s=min(5.0, settings.drain_timeout / 2),
+        grace_s=settings.drain_timeout,
+    )

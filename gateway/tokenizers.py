@@ -1,0 +1,99 @@
+"""Which tokenizer backend answers for which model, made from the configuration.
+
+Loading a tokenizer takes a second or two of CPU; it happens before the gateway says that it is serving.
+"""
+
+import asyncio
+import logging
+import time
+from pathlib import Path
+
+from gateway.config import LoadedConfig
+from gateway.served_models import Served
+from tokenization.backends import Backend, EstimateBackend, LocalBackend
+from tokenization.engine_backend import EngineBackend
+from tokenization.local import LocalTokenizer
+
+log = logging.getLogger(__name__)
+
+
+class TokenizerError(Exception):
+    """A tokenizer that the configuration names cannot be used; the message says which and why."""
+
+
+class Tokenizers:
+    """Backends by model. One instance per configuration; `close` gives up its threads and connections."""
+
+    def __init__(self) -> None:
+        self._default: Backend | None = None
+        self._by_model: dict[str, Backend] = {}
+        self._backends: list[Backend] = []
+        self.budget_s = 0.0
+        """The longest a backend may itself take; a shorter limit around it would only hide its fallback."""
+
+    @classmethod
+    async def load(cls, config: LoadedConfig) -> "Tokenizers":
+        """Load what `config` names, each directory once. Raises TokenizerError."""
+        found = cls()
+        loaded: dict[Path, Backend] = {}
+        for model, settings in config.settings.models.items():
+            if settings.tokenizer:
+                found._by_model[model] = await found._local(Path(settings.tokenizer), loaded)
+        parameters = config.token_producer.parameters
+        match parameters.kind:
+            case "local":
+                assert parameters.local is not None  # the kind says so
+                found._default = await found._local(Path(parameters.local.path), loaded)
+            case "vllm":
+                render = parameters.vllm
+                url = render.url if render else "http://localhost:8000"
+                budget, media = (render.timeout, render.mm_timeout) if render else (5.0, 30.0)
+                found.budget_s = max(budget, media)
+                fallback = EstimateBackend()
+                found._default = found._keep(
+                    EngineBackend(url, fallback, model=parameters.model_name, budget_s=budget, media_budget_s=media)
+                )
+            case "estimate":
+                found._default = found._keep(EstimateBackend())
+            case "models":
+                if not found._by_model:
+                    found._default = found._keep(EstimateBackend())
+        return found
+
+    def backend(self, served: Served) -> Backend | None:
+        """Who tokenizes for this model; None where nobody does."""
+        return self._by_model.get(served.base) or self._default
+
+    def local(self) -> dict[str, LocalTokenizer]:
+        """Model -> tokenizer, for those that tokenize here; the default one under the name ""."""
+        return {
+            name: backend.tokenizer
+            for name, backend in {**self._by_model, "": self._default}.items()
+            if isinstance(backend, LocalBackend)
+        }
+
+    async def close(self) -> None:
+        for backend in self._backends:
+            await backend.close()
+
+    async def _local(self, path: Path, loaded: dict[Path, Backend]) -> Backend:
+        if path in loaded:
+            return loaded[path]
+        started = time.monotonic()
+        try:
+            tokenizer = await asyncio.to_thread(LocalTokenizer.from_directory, path)
+        except (OSError, ValueError) as error:
+            raise TokenizerError(f"tokenizer {path}: {error}") from error
+        log.info(
+            "tokenizer_loaded path=%s encoder=%s cut_token=%r seconds=%.1f",
+            path,
+            tokenizer.encoder,
+            tokenizer.cut_token,
+            time.monotonic() - started,
+        )
+        loaded[path] = self._keep(LocalBackend(tokenizer))
+        return loaded[path]
+
+    def _keep(self, backend: Backend) -> Backend:
+        self._backends.append(backend)
+        return backend
