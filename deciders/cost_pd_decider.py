@@ -97,23 +97,23 @@ class CostPdDecider(Decider, type="cost-pd-decider"):
             return Verdict(False, "no-tokens")
         if decode < 0:
             return Verdict(True, "nothing-picked")
-        here = np.array([decode], np.intp)
-        producer = limits.prefix_match_info_producer_name
-        held = float(cached_tokens(request, here, fleet, producer)[0])
+        others = fleet.available()
+        others = others[fleet.role_mask(PREFILLS)[others] & (others != decode)]
+        slots = np.concatenate(([decode], others))  # one pass over all of them: the decode endpoint is the first
+        cached = cached_tokens(request, slots, fleet, limits.prefix_match_info_producer_name)
+        held = float(cached[0])
         missing = prompt - held
         numbers = {"prompt_tokens": float(prompt), "missing_tokens": missing}
         if missing <= limits.floor_tokens and not request.rewrites_history:
             return Verdict(False, "few-tokens", numbers)
 
-        others = fleet.available()
-        others = others[fleet.role_mask(PREFILLS)[others] & (others != decode)]
         if not len(others):
             return Verdict(False, "no-prefill-endpoint", numbers)
-        now, batch = fleet.clock(), float(fleet.decoding[decode])
+        backlog, batch = self._prefill.backlog(fleet, slots, fleet.clock()), float(fleet.decoding[decode])
         delta = cost.append(missing, held, batch)
-        local = float(self._prefill.backlog(fleet, here, now)[0]) * 1e3 + delta
-        there = cached_tokens(request, others, fleet, producer)
-        remote = 1e3 * (self._prefill.backlog(fleet, others, now) + self._prefill.seconds(prompt - there, there))
+        local = float(backlog[0]) * 1e3 + delta
+        there = cached[1:]
+        remote = 1e3 * (backlog[1:] + self._prefill.seconds(prompt - there, there))
         transfer = limits.setup_ms + missing * self._transfer_ms
         best = float(remote.min()) + transfer
         slack = self._slack(request, cost.decode_step(batch, float(fleet.decode_tokens[decode])))

@@ -5,10 +5,10 @@ proportional beyond the last. Attention of n new tokens over a history of h: 4 *
 600e12 seconds. BF16, vLLM 0.24 kernels, SXM boards; the uncertainty of prefill is about a factor 1.5.
 """
 
+from bisect import bisect_left
 from collections.abc import Mapping
 
 import msgspec
-import numpy as np
 
 from fleet.work import PrefillCost
 
@@ -36,10 +36,14 @@ class StepCost(msgspec.Struct, frozen=True, kw_only=True):
         """LIN(tokens) in ms; 0 for no tokens."""
         if tokens <= 0:
             return 0.0
-        last = self.points[-1]
-        if tokens > last:
-            return self.linear_ms[-1] * tokens / last
-        return float(np.interp(tokens, self.points, self.linear_ms))
+        points, cost = self.points, self.linear_ms
+        if tokens > points[-1]:
+            return cost[-1] * tokens / points[-1]
+        at = bisect_left(points, tokens)
+        if at == 0:
+            return cost[0]
+        share = (tokens - points[at - 1]) / (points[at] - points[at - 1])
+        return cost[at - 1] + share * (cost[at] - cost[at - 1])
 
     def attention(self, new: float, history: float) -> float:
         """Prefill attention in ms."""
