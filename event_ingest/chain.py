@@ -13,7 +13,7 @@ Rules
    with its tokens, until the parent arrives (in one step for whole subtrees). At most `max_waiting` blocks wait; beyond
    that the longest-waiting subtree is dropped and counted.
 2. Removed blocks stay linked while they have children, and for a while after: children that come late still find them.
-   At most `max_absent` removed blocks without children are kept.
+   Beyond `max_absent` of them, those without children are forgotten, the oldest first.
 3. Keys exist once per content, whoever completes them: two engine blocks that begin alike share the keys of that beginning
    where R < B.
 This file knows nothing of who holds what; `Block.present` is set by its caller.
@@ -42,12 +42,13 @@ class Key:
 class Span:
     """A router block that lies over several engine blocks: held only where all of them are."""
 
-    __slots__ = ("key", "mask", "parts")
+    __slots__ = ("key", "mask", "parts", "tails")
 
     def __init__(self, key: Key, parts: "tuple[Block, ...]") -> None:
         self.key = key
         self.parts = parts
         self.mask = 0
+        self.tails: dict[int, int] | None = None
 
 
 class Block:
@@ -59,10 +60,10 @@ class Block:
         "epoch",
         "extra",
         "first",
-        "groups",
         "hash",
         "keys",
         "last",
+        "left",
         "mask",
         "others",
         "parent",
@@ -74,6 +75,7 @@ class Block:
         "tail",
         "tail_blocks",
         "tail_items",
+        "tails",
         "waiting",
     )
 
@@ -84,6 +86,7 @@ class Block:
         self.children = 0
         self.placed = False
         self.present = False
+        self.left = False  # had copies, has none
         # Content: only while it waits for its parent, except the size.
         self.size = 0
         self.content: bytes | int | None = None
@@ -101,7 +104,7 @@ class Block:
         self.others: dict[int, int] | None = None
         self.epoch = 0
         self.mask = 0
-        self.groups = 0
+        self.tails: dict[int, int] | None = None
 
 
 class Chain:
@@ -129,7 +132,8 @@ class Chain:
         self._max_absent = max_absent
         self._blocks: dict[int, Block] = {}
         self._unplaced: OrderedDict[int, Block] = OrderedDict()
-        self._absent: OrderedDict[int, Block] = OrderedDict()
+        self._absent: OrderedDict[int, Block] = OrderedDict()  # those of the removed ones that have no children
+        self._left = 0  # removed blocks still known
         self._roots: dict[tuple[str | None, str | None], int] = {}
 
     def __len__(self) -> int:
@@ -190,18 +194,23 @@ class Chain:
 
     def leave(self, block: Block) -> None:
         """The last copy of a block is gone."""
-        if block.children == 0:
-            if not block.placed:
+        if not block.placed:
+            if block.children == 0:
                 self._forget(block)
-                return
+            return
+        block.left = True
+        self._left += 1
+        if block.children == 0:
             self._absent[block.hash] = block
-            self._absent.move_to_end(block.hash)
-            while len(self._absent) > self._max_absent:
-                self._forget(self._absent.popitem(last=False)[1])
+        while self._left > self._max_absent and self._absent:
+            self._forget(self._absent.popitem(last=False)[1])
 
     def arrive(self, block: Block) -> None:
         """A block that had no copies has one."""
-        self._absent.pop(block.hash, None)
+        if block.left:
+            block.left = False
+            self._left -= 1
+            self._absent.pop(block.hash, None)
 
     def trim(self) -> list[Block]:
         """Drop what has waited longest beyond the bound; returns the blocks dropped, which nothing refers to any more."""
@@ -314,6 +323,7 @@ class Chain:
         self._blocks.pop(block.hash, None)
         self._unplaced.pop(block.hash, None)
         self._absent.pop(block.hash, None)
+        self._left -= block.left
         for key in block.keys:
             self._drop_user(key)
         for span in block.spans or ():

@@ -8,7 +8,7 @@ Live ingest and the replaying of recordings use this same path.
 
 import logging
 from collections import Counter, deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
 import msgspec
@@ -20,6 +20,7 @@ from event_ingest.reblock import Reblocker
 from event_ingest.stream import END_MARKER, Apply, AskReplay, DropAll, Effect, Limits, Lost, SetTrust, Stream
 from event_ingest.verify import Verifier
 from event_ingest.vllm_wire import decode
+from indexer.hybrid import Group, Rule
 from indexer.index import Index
 from indexer.trust import Reason, Trust
 
@@ -39,6 +40,8 @@ class EventPath:
     slot       the endpoint's number in the index; this object is its only feeder
     model      base model of the engine: part of every key
     can_replay whether questions (`AskReplay`) can be asked at all
+    counted    whether the wire announces every copy of a block (engines do, Dynamo does not)
+    sequence_key  how keys follow from ready-made content hashes, for wires without token ids
 
     `feed*`, `connected`, `disconnected` and `tick` take the caller's monotonic time in seconds and return what its owner must
     do (`AskReplay`) or publish (`SetTrust`). Not thread-safe: one thread feeds it; the numbers may be read from others.
@@ -55,11 +58,13 @@ class EventPath:
         block_tokens: int | None = None,
         limits: Limits | None = None,
         verifier: Verifier | None = None,
+        counted: bool = True,
+        sequence_key: Callable[[int | None, int], int] | None = None,
     ) -> None:
         self.name = name
         self.slot = slot
         self.stream = Stream(can_replay=can_replay, limits=limits)
-        self.ledger = Reblocker(model=model, block_tokens=block_tokens)
+        self.ledger = Reblocker(model=model, block_tokens=block_tokens, counted=counted, sequence_key=sequence_key)
         self.verifier = verifier
         self.events: Counter[str] = Counter()
         """Events applied, by kind."""
@@ -90,6 +95,16 @@ class EventPath:
     def engine_block_tokens(self) -> int | None:
         """The engine's block size: matches are to be rounded down to it."""
         return self.ledger.engine_block_tokens
+
+    @property
+    def groups(self) -> tuple[Group, ...]:
+        """The engine's cache groups, as far as announced. More than full attention: match with `indexer.hybrid`."""
+        return tuple(self.ledger.groups.values())
+
+    @property
+    def is_hybrid(self) -> bool:
+        """Whether a hit needs more than a prefix in the full-attention groups."""
+        return any(group.rule is not Rule.FULL for group in self.groups)
 
     # ------------------------------------------------------------------------------------------------------- in, out
 
@@ -124,6 +139,10 @@ class EventPath:
             return self._bad_frames(frames, now)
         decoded = decode(frames[-1])
         return self._carry_out(self.stream.replayed(seq, _time(decoded), decoded, now), now)
+
+    def feed_batch(self, seq: int, ts: float | None, decoded: Decoded, now: float) -> list[Outcome]:
+        """One batch that another wire brought, already decoded."""
+        return self._carry_out(self.stream.live(seq, ts, decoded, now), now)
 
     def observe(
         self, keys: Sequence[int], prompt_tokens: int, predicted_tokens: int, cached_tokens: int, now: float

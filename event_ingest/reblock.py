@@ -8,15 +8,17 @@ Rules
 1. Events are applied in order; what comes out is a list of operations on the index, in order.
 2. Engine hashes only find blocks. Keys are computed from tokens, adapter, salt and media items (see `chain`).
 3. The router's block size is the engine's, learned from the first stored block, unless one is given.
-4. Groups. Full-attention kinds (and engines that do not say) decide about prefixes. Sliding-window groups announce only
-   the blocks they keep: their hashes are placed by the full-attention event that names the same hashes, before or after.
-   Where a model has several full-attention groups a block counts when all of them hold it.
+4. Groups. Full-attention kinds (and engines that do not say) decide about prefixes and have the plain keys; where a model has
+   several such groups a block counts when all of them hold it. Other groups (sliding window, Mamba) announce only the blocks
+   they keep: their hashes are placed by the full-attention event that names the same hashes, before or after, and entered
+   under `group_key` for the hit rule of `indexer.hybrid`. That rule counts in engine blocks: for such engines leave the
+   router's block size at theirs, with a larger one windows look emptier than they are.
 5. After batches were lost (`distrust`) no count can be believed. Every block held then becomes a *suspect*: it moves to the
    tier with the smallest claim. A store makes it certain again (one copy), a removal ends it, and the engine's own
    `cached_tokens` confirm or drop it (`confirm`). Counting one copy may drop a block early, never keep it too long.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import msgspec
 
@@ -25,21 +27,13 @@ from event_ingest.events import AllBlocksCleared, BlockRemoved, BlockStored, Eve
 from event_ingest.operations import Changes, Clear, Dense, Operation, bits
 from indexer import tier as tiers
 from indexer.block_key import TOKEN_BYTES
+from indexer.hybrid import Group, Rule, group_key, group_of
 
-FULL_ATTENTION = frozenset({None, "full_attention", "mla_attention", "sink_full_attention"})
-SLIDING_WINDOW = frozenset({"sliding_window", "sliding_window_mla"})
 SUSPECT = tiers.DISK
 """Blocks that may be gone count like the tier with the smallest claim, whatever medium they were in."""
 
+_TAIL_RULES = (Rule.SLIDING_WINDOW, Rule.MAMBA)
 _ONE = 32  # bits per tier in Key.claims
-
-
-class Group(msgspec.Struct, frozen=True):
-    """What is known about a cache group of this engine."""
-
-    kind: str | None
-    window: int | None
-    full: bool
 
 
 class LedgerCounters(msgspec.Struct):
@@ -62,6 +56,8 @@ class Reblocker:
         block_tokens: int | None = None,
         max_waiting: int = 16_384,
         max_absent: int = 8_192,
+        counted: bool = True,
+        sequence_key: Callable[[int | None, int], int] | None = None,
     ) -> None:
         self.counters = LedgerCounters()
         self.engine_block_tokens: int | None = None
@@ -72,11 +68,15 @@ class Reblocker:
         self._block_tokens = block_tokens
         self._max_waiting = max_waiting
         self._max_absent = max_absent
+        self._counted = counted
+        self._sequence_key = sequence_key
         self._chain: Chain | None = None
         self._changes = Changes()
         self._places: dict[tuple[int, str], int] = {}  # (group, medium) -> number
         self._place_rows: list[tuple[int, int]] = []  # number -> (group, tier)
         self._full = 0  # full-attention groups known
+        self._tails: tuple[int, ...] = ()  # groups of other kinds
+        self._tail_claims: dict[int, int] = {}  # group key -> claims per tier
         self._epoch = 0
         self._suspects: dict[int, list[Block | Span]] = {}  # key -> what claims it
         self._holes = 0  # held keys whose parent is not held
@@ -140,9 +140,10 @@ class Reblocker:
 
     def clear(self, *, forget_groups: bool = False) -> list[Operation]:
         """Nothing is held any more: the engine said so, or it is another engine (`forget_groups`)."""
-        keys = tuple(key.key for key in self._keys().values() if key.claims)
+        keys = (*(key.key for key in self._keys().values() if key.claims), *self._tail_claims)
         self._chain = None
         self._changes = Changes()
+        self._tail_claims.clear()
         self._suspects.clear()
         self._holes = 0
         if forget_groups:
@@ -150,6 +151,7 @@ class Reblocker:
             self._places.clear()
             self._place_rows.clear()
             self._full = 0
+            self._tails = ()
             self._block_tokens = self._configured
         was_dense, self._dense, self._holed = self._dense, True, False
         return [Clear(keys)] if was_dense else [Clear(keys), Dense(True)]
@@ -196,10 +198,14 @@ class Reblocker:
 
     def _stored(self, event: BlockStored) -> None:
         group = self._group(event)
-        if not group.full and group.kind not in SLIDING_WINDOW:
-            self._skip(Reason.UNSUPPORTED_CACHE_KIND, f"group {event.group} is {group.kind}", "nothing")
+        if group.rule is Rule.UNKNOWN:
+            detail = f"group {event.group} is {event.kind or 'of no kind'}, window {event.window}"
+            self._skip(Reason.UNSUPPORTED_CACHE_KIND, detail, "nothing")
             return
         count = len(event.tokens) // TOKEN_BYTES
+        if event.contents and self._sequence_key is None:
+            self._skip(Reason.TOKENS_DO_NOT_FIT, "content hashes on a stream that has token ids", "stores")
+            return
         if event.block_tokens and (count or event.contents) and self._chain is None:
             self._begin(event.block_tokens)
         chain = self._chain
@@ -217,7 +223,7 @@ class Reblocker:
                 self._hold(chain.find_or_expect(hash_), place)
         elif event.block_tokens and count == len(event.hashes) * event.block_tokens:
             self._store_run(event, place, split(event.tokens, len(event.hashes), event.block_tokens))
-        elif not group.full:
+        elif group.rule is not Rule.FULL:
             for hash_ in event.hashes:  # masked: which blocks they are, the full-attention group says
                 self._hold(chain.find_or_expect(hash_), place)
         else:
@@ -264,15 +270,17 @@ class Reblocker:
             model=self._model,
             block_tokens=self._block_tokens,
             on_placed=self._refresh,
+            sequence_key=self._sequence_key,
             max_waiting=self._max_waiting,
             max_absent=self._max_absent,
         )
 
     def _group(self, event: BlockStored) -> Group:
         group = self.groups.get(event.group)
-        if group is None or (group.kind is None and event.kind is not None):
-            group = self.groups[event.group] = Group(event.kind, event.window, event.kind in FULL_ATTENTION)
-            full = sum(known.full for known in self.groups.values())
+        if group is None or group.rule is Rule.UNKNOWN:
+            group = self.groups[event.group] = group_of(event.group, event.kind, event.window)
+            self._tails = tuple(known.number for known in self.groups.values() if known.rule in _TAIL_RULES)
+            full = sum(known.rule is Rule.FULL for known in self.groups.values())
             if full != self._full:
                 self._full = full
                 for block in self._chain or ():
@@ -306,7 +314,7 @@ class Reblocker:
         if not held:
             self.counters.unknown_removals += 1
             return
-        self._count(block, place, -1 if block.epoch == self._epoch else -held)
+        self._count(block, place, -1 if self._counted and block.epoch == self._epoch else -held)
         self._refresh_presence(block)
 
     def _count(self, block: Block, place: int, step: int) -> None:
@@ -337,6 +345,8 @@ class Reblocker:
         if self._suspects:
             for key in (*block.keys, *(span.key for span in block.spans or ())):
                 self._prune(key.key)
+        if self._tails:
+            self._refresh_tails(block)
         old = block.mask
         if mask == old:
             return
@@ -359,13 +369,55 @@ class Reblocker:
             places.append((0, block.first))
         for place, _ in places:
             group, tier = self._place_rows[place]
-            if self.groups[group].full if group in self.groups else True:
+            if self.groups[group].rule is Rule.FULL:
                 per_group[group] = per_group.get(group, 0) | 1 << tier
         if len(per_group) < self._full or not per_group:
             return 0
         if block.epoch != self._epoch:
             return 1 << SUSPECT
         return _meet(list(per_group.values()))
+
+    def _refresh_tails(self, block: Block) -> None:
+        """The same for the groups whose blocks count at the end of a hit only."""
+        for group in self._tails:
+            mask = self._tail_mask(block, group) if block.placed else 0
+            masks = block.tails or {}
+            old = masks.get(group, 0)
+            if mask == old:
+                continue
+            masks[group] = mask
+            block.tails = masks
+            for key in block.keys:
+                self._claim_tail(group_key(key.key, group), old, mask)
+            for span in block.spans or ():
+                joint = _meet([(part.tails or {}).get(group, 0) for part in span.parts])
+                before = (span.tails or {}).get(group, 0)
+                if joint != before:
+                    self._claim_tail(group_key(span.key.key, group), before, joint)
+                    span.tails = {**(span.tails or {}), group: joint}
+
+    def _tail_mask(self, block: Block, group: int) -> int:
+        mask = 0
+        for place in (*(block.others or ()), *((0,) if block.first else ())):
+            of, tier = self._place_rows[place]
+            if of == group:
+                mask |= 1 << tier
+        return 1 << SUSPECT if mask and block.epoch != self._epoch else mask
+
+    def _claim_tail(self, key: int, old: int, new: int) -> None:
+        claims = self._tail_claims.get(key, 0)
+        for tier in bits(old & ~new):
+            claims -= 1 << tier * _ONE
+            if not claims >> tier * _ONE & (1 << _ONE) - 1:
+                self._changes.note(key, tier, held=False)
+        for tier in bits(new & ~old):
+            if not claims >> tier * _ONE & (1 << _ONE) - 1:
+                self._changes.note(key, tier, held=True)
+            claims += 1 << tier * _ONE
+        if claims:
+            self._tail_claims[key] = claims
+        else:
+            self._tail_claims.pop(key, None)
 
     def _claim(self, key: Key, old: int, new: int) -> None:
         was_held = key.claims != 0

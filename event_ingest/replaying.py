@@ -30,6 +30,7 @@ from event_ingest.stream import Limits
 from event_ingest.verify import Hashes, Verifier
 from event_ingest.vllm_wire import decode
 from indexer.block_key import block_keys, root_key
+from indexer.hybrid import match_groups
 from indexer.index import Index
 
 _PATIENCE = Limits(probe_idle_s=0.0)
@@ -224,9 +225,13 @@ def _predict(index: Index, path: EventPath, request: Request) -> int | None:
     if size is None:
         return None
     keys = block_keys(root_key(request.model, lora=request.lora, salt=request.salt), request.tokens, size)
-    found = index.match(keys).by_slot().get(path.slot, 0) * size
-    usable = max(len(request.tokens) - 1, 0)
-    return _expressible(min(found, usable // (path.engine_block_tokens or 1) * (path.engine_block_tokens or 1)), path)
+    engine = path.engine_block_tokens or 1
+    usable = max(len(request.tokens) - 1, 0) // engine * engine
+    if path.is_hybrid:
+        found = match_groups(index, keys, path.groups, size, cap=usable // size).get(path.slot, 0)
+    else:
+        found = index.match(keys).by_slot().get(path.slot, 0)
+    return _expressible(min(found * size, usable), path)
 
 
 def _expressible(tokens: int, path: EventPath) -> int:

@@ -231,12 +231,14 @@ def test_on_a_healthy_stream_the_match_equals_what_the_engine_reports(actions: l
     assert world.path.skipped == {}
 
 
+# The first message of an answer meets an empty pipe: only later ones can be dropped on the way.
+HOLES = st.one_of(st.none(), st.integers(1, 4))
 faults = st.one_of(
     prompts,
     prompts,
     st.sampled_from(["deliver", "deliver", "lose", "duplicate", "hold back", "release"]),
     st.sampled_from(["reset", "restart", "answer", "reconnect", "time", "forget"]),
-    st.tuples(st.just("bad answer"), st.integers(0, 6), st.one_of(st.none(), st.integers(0, 4)), st.booleans()),
+    st.tuples(st.just("bad answer"), st.integers(0, 6), HOLES, st.booleans()),
 )
 
 
