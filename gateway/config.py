@@ -5,6 +5,7 @@ producer nobody asked for, ignoring a section) is done here with a warning or no
 differences.
 """
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import msgspec
@@ -13,7 +14,7 @@ from fleet.fleet import Fleet
 from fleet.plugin import Discovery, Plugin, ProfileHandler
 from gateway import config_wiring as wiring
 from gateway.config_decode import Decoder
-from gateway.config_document import API_VERSION, FEATURE_GATES, KIND, OLD_API_VERSION, Document, Settings
+from gateway.config_document import API_VERSION, FEATURE_GATES, KIND, OLD_API_VERSION, Document, Model, Settings
 from gateway.config_plugins import Plugins
 from gateway.config_source import ConfigError, Problem, Source, did_you_mean, read, read_file
 from gateway.cycle import Profile, Scheduler
@@ -114,7 +115,7 @@ def load_source(source: Source) -> LoadedConfig:
     plugins.bind(written)
     handler = wiring.handler(profiles, plugins)
     _check_models(document.warmroute, plugins)
-    has_tokenizers = any(model.tokenizer for model in document.warmroute.models.values())
+    has_tokenizers = any(model and model.tokenizer for model in document.warmroute.models.values())
     token_producer = wiring.token_producer(plugins, has_tokenizers)
     if token_producer.parameters.local:
         at = (*plugins.at[token_producer.name], "parameters", "local", "path")
@@ -152,8 +153,11 @@ def _check_head(document: Document, plugins: Plugins) -> None:
         report(("apiVersion",), f"expected {API_VERSION!r}, got {document.api_version!r}")
     if document.kind != KIND:
         report(("kind",), f"expected {KIND!r}, got {document.kind!r}")
-    for index, gate in enumerate(document.feature_gates):
+    gates: Sequence[str | None] = document.feature_gates
+    for index, gate in enumerate(gates):
         at = ("featureGates", index)
+        if gate is None:
+            continue  # reported by the decoder
         name, equals, value = gate.partition("=")
         if name not in FEATURE_GATES:
             report(at, f"no feature gate {name!r}{did_you_mean(name, FEATURE_GATES)}")
@@ -171,10 +175,13 @@ def _check_head(document: Document, plugins: Plugins) -> None:
 
 def _check_models(settings: Settings, plugins: Plugins) -> None:
     report, names = plugins.decoder.report, dict.fromkeys(settings.models, "a model's name")
-    for name, model in settings.models.items():
+    models: Mapping[str, Model | None] = settings.models
+    for name, model in models.items():
+        if model is None:
+            continue  # reported by the decoder
         at = ("warmroute", "models", name)
         for index, alias in enumerate(model.aliases):
-            if alias in names:
+            if alias is not None and alias in names:
                 report((*at, "aliases", index), f"{alias!r} is already {names[alias]}")
             names[alias] = f"an alias of {name!r}"
         if model.tokenizer:

@@ -103,6 +103,8 @@ def read(text: str, file: str) -> Source:
         raise ConfigError([Problem(file, (), f"not YAML: {message}", line, column)]) from error
     except yaml.YAMLError as error:  # the reader's errors carry no mark
         raise ConfigError([Problem(file, (), f"not YAML: {error}")]) from error
+    except RecursionError as error:
+        raise ConfigError([Problem(file, (), "nested too deeply")]) from error
     walk = _Walk(file)
     value = None if root is None else walk.value(root, ())
     if walk.problems:

@@ -10,6 +10,7 @@ from msgspec import Meta
 
 from fleet import plugin
 from fleet.plugin import Plugin
+from fleet.scrape import spec
 from gateway.config_decode import Duration, Path
 
 
@@ -55,6 +56,9 @@ class CustomMetric(plugin.Parameters, frozen=True, kw_only=True):
     attribute_key: str
     metric_spec: str
 
+    def __post_init__(self) -> None:
+        spec(self.metric_spec)
+
 
 class EngineMetricNames(plugin.Parameters, frozen=True, kw_only=True):
     """Metric specs are `name` or `name{label=value,...}`."""
@@ -70,6 +74,14 @@ class EngineMetricNames(plugin.Parameters, frozen=True, kw_only=True):
     cache_block_size_spec: str | None = None
     cache_num_blocks_spec: str | None = None
     custom_metrics: tuple[CustomMetric, ...] = ()
+
+    def __post_init__(self) -> None:
+        for text in (
+            *(self.queued_requests_spec, self.running_requests_spec, self.kv_usage_spec, self.lora_spec),
+            *(self.cache_info_spec, self.cache_block_size_spec, self.cache_num_blocks_spec),
+        ):
+            if text is not None:
+                spec(text)
 
 
 class CoreMetricsExtractor(Extractor, type="core-metrics-extractor"):

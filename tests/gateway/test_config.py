@@ -95,6 +95,8 @@ def test_a_reference_to_a_plugin_that_was_reported_itself_is_no_second_problem()
         ("plugins:\n- type: precise-prefix-cache-producer\n"
          "  parameters: {indexerConfig: {kvBlockIndexConfig: {redisConfig: {}}}}\n",
          "a shared index in Redis is not supported"),
+        ("plugins:\n- type: core-metrics-extractor\n  parameters: {engineConfigs: [{name: x, kvUsageSpec: 'a{b'}]}\n",
+         "engineConfigs[0]: expected a metric such as"),
         ("plugins: []\nwarmroute: {models: {a: {aliases: [b]}, b: {}}}\n", "'b' is already a model's name"),
         ("plugins: []\nfeatureGates: [flowControl]\n", "flow control is not supported"),
         ("plugins: []\nfeatureGates: ['flowControl=maybe']\n", "expected 'flowControl=true' or 'flowControl=false'"),

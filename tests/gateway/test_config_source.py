@@ -39,6 +39,10 @@ def test_nested_aliases_cannot_expand_without_limit() -> None:
     assert "expands to more than" in problems_of("\n".join(lines))[0]
 
 
+def test_a_document_nested_without_end_is_refused() -> None:
+    assert problems_of("[" * 600) == ["a.yaml: nested too deeply"]
+
+
 def test_a_missing_file_and_a_binary_file_are_named(tmp_path) -> None:
     with pytest.raises(ConfigError, match=r"nowhere.yaml: cannot be read"):
         read_file(tmp_path / "nowhere.yaml")
