@@ -134,8 +134,6 @@ class EngineBackend:
             if status not in (403, 404):
                 _raise_for(status, answer)
                 return _rendered(_RENDERED.decode(answer), request)
-            self._render = False
-            log.warning("engine_render_unavailable url=%s status=%d using=/tokenize", self._url, status)
         ids = []
         for prompt in request.prompts:
             if isinstance(prompt, Tokens):
@@ -144,6 +142,10 @@ class EngineBackend:
             status, answer = await self._post("/tokenize", _tokenize_question(prompt, question.get("model")))
             _raise_for(status, answer)
             ids.append(np.array(_TOKENS.decode(answer).tokens, dtype=np.uint32))
+        if self._render and route in RENDER_PATHS:
+            # Only now is it sure that the route was missing and not the model.
+            self._render = False
+            log.warning("engine_render_unavailable url=%s status=%d using=/tokenize", self._url, status)
         return _result(request, ids, complete=not request.prefix_only)
 
     async def _post(self, path: str, question: Mapping[str, Any]) -> tuple[int, bytes]:
@@ -163,11 +165,14 @@ def _tokenize_question(prompt: Chat | Text, model: Any) -> dict[str, Any]:
     if isinstance(prompt, Text):
         return {"model": model, "prompt": prompt.text, "add_special_tokens": prompt.add_special_tokens}
     kwargs = dict(prompt.template_kwargs)
-    fields = {key: kwargs.pop(key) for key in ("add_generation_prompt", "continue_final_message") if key in kwargs}
-    question = {"model": model, "messages": prompt.messages, "chat_template_kwargs": kwargs, **fields}
+    fields: dict[str, Any] = {
+        key: kwargs.pop(key) for key in ("add_generation_prompt", "continue_final_message") if key in kwargs
+    }
+    question: dict[str, Any] = {"model": model, "messages": prompt.messages, "chat_template_kwargs": kwargs, **fields}
     if prompt.tools:
         question["tools"] = prompt.tools
-    return question | {"add_special_tokens": prompt.add_special_tokens}
+    question["add_special_tokens"] = prompt.add_special_tokens
+    return question
 
 
 def _raise_for(status: int, answer: bytes) -> None:
