@@ -39,7 +39,7 @@ class EnvoyParameters(msgspec.Struct, frozen=True, kw_only=True):
     mode: BodyMode = "BUFFERED"  # of request bodies
     response_mode: Literal["STREAMED", "FULL_DUPLEX_STREAMED"] = "STREAMED"
     fail_open: bool = True  # route by round robin when the picker does not answer; False: 500
-    message_timeout_s: float = 35.0  # for one answer of the picker; above its own decide timeout, or clients get 504
+    message_timeout_s: float = 10.0  # for one answer of the picker; above its own decide timeout, or clients get 504
     buffer_limit_bytes: int = 64 * 1024 * 1024  # larger bodies are 413 in BUFFERED mode
     stream_idle_timeout_s: float = 600.0  # a stream without a byte in either direction: a prompt in a long queue
     connect_timeout_s: float = 1.0
@@ -257,11 +257,16 @@ def _picker(parameters: EnvoyParameters) -> Config:
         "typed_extension_protocol_options": {
             "envoy.extensions.upstreams.http.v3.HttpProtocolOptions": {
                 "@type": f"{_EXTENSIONS}.upstreams.http.v3.HttpProtocolOptions",
-                "explicit_http_config": {"http2_protocol_options": {}},
+                # A picker that hangs, or whose machine is gone, closes no connection: streams would wait for it, in
+                # FULL_DUPLEX_STREAMED without any other limit.
+                "explicit_http_config": {
+                    "http2_protocol_options": {"connection_keepalive": {"interval": "2s", "timeout": "2s"}}
+                },
             }
         },
-        # Without the threshold of 0 Envoy goes on sending to pickers it knows to be down or draining.
-        "common_lb_config": {"healthy_panic_threshold": {"value": 0.0}},
+        # Without the threshold of 0 Envoy goes on sending to pickers it knows to be down or draining; with the default
+        # merge window its workers learn of an ejection up to 1 s late.
+        "common_lb_config": {"healthy_panic_threshold": {"value": 0.0}, "update_merge_window": "0s"},
         "health_checks": [
             {
                 "timeout": "1s",
@@ -273,6 +278,19 @@ def _picker(parameters: EnvoyParameters) -> Config:
                 "grpc_health_check": {"service_name": SERVICE},
             }
         ],
+        # The first refused connection ejects, rather than the second health check: FULL_DUPLEX_STREAMED fails open only
+        # when Envoy already knows that there is no picker. The next good health check takes it back.
+        "outlier_detection": {
+            "split_external_local_origin_errors": True,
+            "consecutive_local_origin_failure": 1,
+            "enforcing_consecutive_local_origin_failure": 100,
+            "enforcing_local_origin_success_rate": 0,
+            "enforcing_consecutive_5xx": 0,
+            "enforcing_consecutive_gateway_failure": 0,
+            "enforcing_success_rate": 0,
+            "max_ejection_percent": 100,
+            "base_ejection_time": "30s",
+        },
         "load_assignment": {
             "cluster_name": "picker",
             "endpoints": [{"lb_endpoints": [_lb_endpoint(parameters.picker, numeric=False)]}],

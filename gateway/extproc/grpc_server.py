@@ -21,7 +21,7 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
     health_address: str | None = None  # a second, plaintext port with the health service only
     tls: TlsFiles | None = None  # None = plaintext
     max_body_bytes: int = 64 * 1024 * 1024  # larger requests get 413
-    decide_timeout_s: float = 30.0  # a decision that takes longer is answered with 504
+    decide_timeout_s: float = 8.0  # a decision that takes longer is answered with 504
     max_concurrent_streams: int = 10_000  # per connection; Envoy opens one connection per worker
     drain_s: float = 5.0  # how long new requests are still taken after NOT_SERVING
     grace_s: float = 30.0  # how long running requests may take to finish after that
@@ -51,6 +51,9 @@ class Server:
                 ("grpc.max_receive_message_length", limit),
                 ("grpc.max_send_message_length", limit),
                 ("grpc.max_concurrent_streams", settings.max_concurrent_streams),
+                # Proxies ping to notice a picker that hangs; gRPC would call that abuse and end the connection.
+                ("grpc.keepalive_permit_without_calls", 1),
+                ("grpc.http2.min_ping_interval_without_data_ms", 500),
                 ("grpc.so_reuseport", 0),  # a second process must fail to bind, not share half of the requests
             ]
         )

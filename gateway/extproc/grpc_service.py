@@ -48,7 +48,7 @@ class ProcessorService:
         decider: Decider,
         *,
         max_body_bytes: int = 64 * 1024 * 1024,
-        decide_timeout_s: float = 30.0,
+        decide_timeout_s: float = 8.0,
         on_decided: Callable[[float], None] | None = None,
     ) -> None:
         self._decider = decider

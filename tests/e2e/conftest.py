@@ -167,7 +167,8 @@ class Fleet:
         process = subprocess.Popen(
             [sys.executable, str(HERE / "picker.py"), *options, str(port), *self.addresses], cwd=REPOSITORY
         )
-        self.stack.callback(_end, process)
+        self.stack.callback(process.wait)
+        self.stack.callback(process.kill)  # runs first; draining is for the tests about it
         return process
 
     async def start_envoy(

@@ -79,7 +79,7 @@ class HeaderDecider:
 
 async def main(port: int, endpoints: Sequence[str], tls: TlsFiles | None = None) -> None:
     """Serve until SIGTERM, then drain."""
-    settings = ServerSettings(address=f"127.0.0.1:{port}", drain_s=4.0, grace_s=10.0, tls=tls)
+    settings = ServerSettings(address=f"127.0.0.1:{port}", drain_s=2.5, grace_s=10.0, tls=tls)
     server = Server(HeaderDecider(endpoints), settings)
     await server.start()
     await server.set_serving(True)

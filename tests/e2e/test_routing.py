@@ -261,6 +261,8 @@ async def test_a_client_that_goes_away_while_the_picker_decides_cancels_the_deci
         await asyncio.wait_for(routed.post(x_test_delay="30"), 0.5)
     await routed.until(lambda: routed.server.service.counts["decide_cancelled"] == 1, "the decision is cancelled")
     assert sum(upstream.requests for upstream in routed.upstreams) == 0
+    ejections = await routed.envoy.stat("cluster.picker.outlier_detection.ejections_enforced_total")
+    assert ejections == 0, "clients that give up must not look like a broken picker"
 
 
 async def test_a_model_server_that_dies_in_its_answer_is_an_abort(routed: Any) -> None:
