@@ -1,7 +1,7 @@
 """`warmroute demo`: four simulated engines, the gateway and a real Envoy; the same chats by round robin and by Warmroute.
 
 Everything listens on 127.0.0.1 and ends with the demo. Exit codes: 0 done; 1 a process ended early or requests failed;
-2 a port is taken or Envoy is missing; 130 and 143 for Ctrl-C and SIGTERM.
+2 a port is taken or Envoy is missing; 130 and 143 for Ctrl-C and SIGTERM before the report.
 """
 
 import asyncio
@@ -76,31 +76,38 @@ def run_demo(options: DemoOptions) -> int:
 async def _interruptible(options: DemoOptions, console: Console) -> int:
     """Turn SIGINT and SIGTERM into an orderly end with the usual exit code."""
     received: list[signal.Signals] = []
-    demo = asyncio.create_task(_Demo(options, console).run())
+    demo = _Demo(options, console)
+    running = asyncio.create_task(demo.run())
 
     def stop(number: signal.Signals) -> None:
         received.append(number)
-        demo.cancel()
+        running.cancel()
 
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, stop, number)
     try:
-        return await demo
+        return await running
     except asyncio.CancelledError:
         console.print(f"demo: stopped by {received[0].name if received else 'cancellation'}, everything is down")
+        if demo.result is not None:  # with --keep that is how it ends
+            return demo.result
         return 128 + (received[0] if received else signal.SIGINT)
 
 
 class _Demo:
-    """One run, from an empty machine to a report."""
+    """One run, from an empty machine to a report. `result`: the exit code, once the report is printed."""
 
     def __init__(self, options: DemoOptions, console: Console) -> None:
         self._options = options
         self._console = console
         self._display = Display(console)
         self._started = time.monotonic()
-        self._shape = Shape(requests=options.requests, seed=options.seed)
+        whole = Shape()
+        spread_s = whole.spread_s * min(1.0, options.requests / whole.requests)  # the same rate for fewer requests
+        turns = max(2, min(whole.turns, options.requests // 8))
+        self._shape = Shape(requests=options.requests, turns=turns, seed=options.seed, spread_s=spread_s)
+        self.result: int | None = None
 
     async def run(self) -> int:
         envoy = find_envoy()
@@ -141,9 +148,10 @@ class _Demo:
             await self._reset(session, ports)
             first, one = await self._phase("round robin", plain, names)
             await self._reset(session, ports)
-            second, two = await self._phase("Warmroute  ", front, names)
-            decisions = await _text(session, f"http://{HOST}:{ports.metrics}/metrics")
-            overhead = await self._overhead(session, front, plain, decisions)
+            before = await self._metrics(session, ports)
+            second, two = await self._phase("Warmroute", front, names)
+            after = await self._metrics(session, ports)
+            overhead = await self._overhead(session, front, plain, (before, after))
         report = Report(
             round_robin=one,
             warmroute=two,
@@ -153,9 +161,10 @@ class _Demo:
             duration_s=time.monotonic() - self._started,
         )
         self._print(report)
+        self.result = 1 if report.errors else 0
         if self._options.keep:
             await self._keep(ports)
-        return 1 if report.errors else 0
+        return self.result
 
     async def _until_ready(self, session: aiohttp.ClientSession, ports: Ports, front: str) -> None:
         pages = {f"engine-{n}": f"http://{HOST}:{own.http}/health" for n, own in enumerate(ports.engines)}
@@ -190,7 +199,9 @@ class _Demo:
             observations = await drive(url, MODEL, plan(self._shape), progress.add)
         return observations, demo_report.phase(observations, engines, time.monotonic() - started)
 
-    async def _overhead(self, session: aiohttp.ClientSession, front: str, plain: str, page: str) -> Overhead:
+    async def _overhead(
+        self, session: aiohttp.ClientSession, front: str, plain: str, pages: tuple[str, str]
+    ) -> Overhead:
         """One short cached chat again and again, through the gateway and past it in turns."""
         times: dict[str, list[float]] = {front: [], plain: []}
         messages = [{"role": "user", "content": "How long does this take? " * 40}]
@@ -199,12 +210,16 @@ class _Demo:
                 observation, _ = await ask(session, url, MODEL, messages, max_tokens=1)
                 if observation.error is None:
                     times[url].append(observation.total_s * 1e3)
-        decision = demo_report.histogram_percentiles(page, "warmroute_decision_step_seconds", 'step="total"')
+        decision = demo_report.histogram_percentiles(*pages, "warmroute_decision_step_seconds", 'step="total"')
         return Overhead(
             decision_ms={name: value * 1e3 for name, value in decision.items()},
             through_ms=demo_report.percentiles(times[front]),
             past_ms=demo_report.percentiles(times[plain]),
         )
+
+    async def _metrics(self, session: aiohttp.ClientSession, ports: Ports) -> str:
+        async with session.get(f"http://{HOST}:{ports.metrics}/metrics") as answer:
+            return await answer.text()
 
     def _print(self, report: Report) -> None:
         if self._options.json:
@@ -245,8 +260,3 @@ async def _routed(session: aiohttp.ClientSession, front: str) -> bool:
 async def _reset_once(session: aiohttp.ClientSession, base: str) -> bool:
     async with session.post(f"{base}/reset_prefix_cache") as answer:
         return bool((await answer.json())["success"])
-
-
-async def _text(session: aiohttp.ClientSession, url: str) -> str:
-    async with session.get(url) as answer:
-        return await answer.text()

@@ -10,14 +10,13 @@ import ctypes
 import os
 import signal
 import sys
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import msgspec
 
 _PR_SET_PDEATHSIG = 1
-_STOP_S = 5.0
+_STOP_S = 3.0
 _LOG_LINES = 15
 
 
@@ -92,17 +91,18 @@ class Children:
                 raise ChildDied(child.obituary())
 
     async def stop(self) -> None:
-        """SIGTERM, then SIGKILL for what is left after a few seconds; the whole process group of each child."""
+        """End the whole process group of each child, in turn: SIGTERM, and SIGKILL when that takes too long."""
         children, self._children = self._children[::-1], []
-        for child in children:
-            _signal_group(child, signal.SIGTERM)
-        deadline = time.monotonic() + _STOP_S
-        for child in children:
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(child.process.wait(), max(0.1, deadline - time.monotonic()))
-        for child in children:
-            _signal_group(child, signal.SIGKILL)
-            await child.process.wait()
+        try:
+            for child in children:
+                _signal_group(child, signal.SIGTERM)
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(child.process.wait(), _STOP_S)
+        finally:
+            for child in children:
+                _signal_group(child, signal.SIGKILL)
+            for child in children:
+                await child.process.wait()
 
 
 def _signal_group(child: Child, number: signal.Signals) -> None:

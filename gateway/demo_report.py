@@ -107,29 +107,37 @@ def prediction(observations: Sequence[Observation]) -> Prediction:
     )
 
 
-def histogram_percentiles(page: str, name: str, labels: str) -> dict[str, float]:
-    """Percentiles of a histogram on a Prometheus page, in its own unit, interpolated within buckets as PromQL does.
+def histogram_percentiles(before: str, after: str, name: str, labels: str) -> dict[str, float]:
+    """Percentiles of what a histogram gained between two Prometheus pages, in its own unit, interpolated within buckets.
 
-    `labels`: text that a series' labels must contain, e.g. `step="total"`. Zeros where there is no such series.
+    `labels`: text that a series' labels must contain, e.g. `step="total"`. Zeros where nothing was gained.
     """
-    buckets: list[tuple[float, float]] = []
-    for line in page.splitlines():
-        if line.startswith(f"{name}_bucket{{") and labels in line:
-            upper = line.partition('le="')[2].partition('"')[0]
-            buckets.append((float(upper.replace("+Inf", "inf")), float(line.rpartition(" ")[2])))
-    buckets.sort()
+    earlier = _buckets(before, name, labels)
+    buckets = [
+        (bound, count - earlier.get(bound, 0.0)) for bound, count in sorted(_buckets(after, name, labels).items())
+    ]
     total = buckets[-1][1] if buckets else 0.0
     result = {}
     for percent in PERCENTILES:
-        low, before, value = 0.0, 0.0, 0.0
+        low, below, value = 0.0, 0.0, 0.0
         for bound, count in buckets:
             if total and count >= total * percent / 100:
-                inside = (total * percent / 100 - before) / (count - before) if count > before else 0.0
+                inside = (total * percent / 100 - below) / (count - below) if count > below else 0.0
                 value = low if math.isinf(bound) else low + (bound - low) * inside
                 break
-            low, before = bound, count
+            low, below = bound, count
         result[f"p{percent}"] = value
     return result
+
+
+def _buckets(page: str, name: str, labels: str) -> dict[float, float]:
+    """Upper bound -> cumulative count."""
+    found: dict[float, float] = {}
+    for line in page.splitlines():
+        if line.startswith(f"{name}_bucket{{") and labels in line:
+            upper = line.partition('le="')[2].partition('"')[0]
+            found[float(upper.replace("+Inf", "inf"))] = float(line.rpartition(" ")[2])
+    return found
 
 
 def table(report: Report) -> RenderableType:
@@ -157,8 +165,8 @@ def table(report: Report) -> RenderableType:
     guess, cost = report.prediction, report.overhead
     details = Table.grid(padding=(0, 2))
     details.add_row(
-        "predicted against actual cached tokens",
-        f"{guess.predicted_tokens} / {guess.actual_tokens}; per request {guess.exact} exact, {guess.over} over, "
+        "cached tokens, predicted / actual",
+        f"{guess.predicted_tokens} / {guess.actual_tokens}\n{guess.exact} requests exact, {guess.over} over, "
         f"{guess.under} under" + (f", {guess.unknown} without a prediction" if guess.unknown else ""),
     )
     details.add_row(

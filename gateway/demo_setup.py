@@ -113,6 +113,7 @@ def picker_config(ports: Ports) -> dict[str, Any]:
             "metricsListen": HOST,
             "metricsPort": ports.metrics,
             "responseHeaders": True,
+            "drainTimeout": "1s",
             "models": {MODEL: {"tokenizer": str(MODEL_FILES)}},
         },
     }

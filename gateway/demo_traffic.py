@@ -40,13 +40,14 @@ class Conversation(msgspec.Struct, frozen=True):
 
 
 class Shape(msgspec.Struct, frozen=True, kw_only=True):
-    """The size of the traffic. Words come to about 1.1 tokens each."""
+    """The size of the traffic. A conversation opens with a document; words come to about 1.1 tokens each."""
 
     requests: int = 240
     turns: int = 6
     groups: int = 10
     system_words: int = 700
-    user_words: int = 500
+    document_words: int = 1400
+    user_words: int = 160
     spread_s: float = 18.0
     pause_s: float = 1.6
     seed: int = 7
@@ -75,11 +76,13 @@ def plan(shape: Shape) -> list[Conversation]:
     while left > 0:
         turns = min(shape.turns, left)
         left -= turns
+        questions = [_prose(dice, dice.randint(shape.user_words // 3, shape.user_words)) for _ in range(turns)]
+        questions[0] = _prose(dice, dice.randint(shape.document_words // 2, shape.document_words)) + questions[0]
         conversations.append(
             Conversation(
                 starts_s=dice.uniform(0, shape.spread_s),
                 system=systems[len(conversations) % shape.groups],
-                turns=tuple(_prose(dice, dice.randint(shape.user_words // 3, shape.user_words)) for _ in range(turns)),
+                turns=tuple(questions),
                 pauses_s=tuple(dice.uniform(0.5, 1.5) * shape.pause_s for _ in range(turns)),
             )
         )

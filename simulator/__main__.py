@@ -90,7 +90,8 @@ def main(
             **same,  # type: ignore[arg-type]  # click has converted them
         )
         settings.engine()  # refuse what is wrong with it before the tokenizer takes its seconds
-        server = EngineServer(settings, LocalTokenizer.from_directory(tokenizer))
+        # The reference encoder: it loads in half the time, and what a router computes is checked against another library.
+        server = EngineServer(settings, LocalTokenizer.from_directory(tokenizer, encoder="tokenizers"))
     except (ValueError, OSError) as error:
         sys.exit(f"cannot start the simulated engine: {error}")
     try:

@@ -1,6 +1,7 @@
 import json
 
 import msgspec
+import pytest
 from rich.console import Console
 
 from gateway import demo_report
@@ -66,14 +67,21 @@ def test_predictions_are_exact_over_under_or_missing() -> None:
 
 
 def test_histogram_percentiles_are_interpolated_and_other_series_ignored() -> None:
-    result = demo_report.histogram_percentiles(PAGE, "step_seconds", 'step="total"')
+    result = demo_report.histogram_percentiles("", PAGE, "step_seconds", 'step="total"')
     assert result["p50"] == 0.001 + 0.001 * 50 / 80
     assert result["p90"] == 0.002 + 0.002 * 10 / 18
     assert result["p99"] == 0.004  # in the open bucket: its lower bound
 
 
+def test_what_was_there_before_does_not_count() -> None:
+    later = PAGE.replace('total"} 80', 'total"} 180').replace("} 98", "} 198").replace("} 100", "} 200")
+    result = demo_report.histogram_percentiles(PAGE, later, "step_seconds", 'step="total"')
+    assert result == pytest.approx({"p50": 0.0015, "p90": 0.0019, "p99": 0.00199})
+    assert demo_report.histogram_percentiles(PAGE, PAGE, "step_seconds", 'step="total"')["p99"] == 0
+
+
 def test_a_missing_histogram_is_zero() -> None:
-    assert demo_report.histogram_percentiles(PAGE, "other_seconds", "") == {"p50": 0, "p90": 0, "p99": 0}
+    assert demo_report.histogram_percentiles("", PAGE, "other_seconds", "") == {"p50": 0, "p90": 0, "p99": 0}
 
 
 def test_the_table_shows_both_ways_the_prediction_and_the_cost() -> None:
@@ -86,7 +94,7 @@ def test_the_table_shows_both_ways_the_prediction_and_the_cost() -> None:
         "+70.0 points",
         "2.0x faster",
         "8000 / 8000",
-        "100 exact",
+        "100 requests exact",
         "adds 1.5 ms",
         "HTTP 500",
     ):
