@@ -9,6 +9,8 @@ Rules
    the prefill engine answered, unchanged.
 3. With SGLang both legs start at once and find each other by a room number; its bodies differ only in those three fields.
 4. A prefill answer without transfer parameters is not an error: the decode engine then computes the prompt itself.
+5. Of transfer parameters that a client sent only the token ids of its prompt survive: everything else in them names another
+   engine's memory.
 
 Field names: vLLM's NIXL connector (0.32) and llm-d's routing sidecar, which does the same on the decode pod.
 """
@@ -19,6 +21,8 @@ from typing import Any
 import msgspec
 
 TRANSFER = "kv_transfer_params"
+TOKEN_IDS = "prompt_token_ids"
+"""Inside the transfer parameters: the prompt's ids, which vLLM takes instead of tokenizing. No part of a transfer."""
 BOOTSTRAP_PORT = 8998
 """SGLang's default."""
 
@@ -32,6 +36,8 @@ REMOTE_DECODE: Mapping[str, Any] = {
 }
 """What tells vLLM to keep the prompt's blocks for somebody else."""
 
+_ESCAPED = b"\\u00"
+"""How an ASCII letter of a field's name may be hidden from a search through the bytes."""
 _ONE = msgspec.Raw(b"1")
 _NO = msgspec.Raw(b"false")
 _Fields = dict[str, msgspec.Raw]
@@ -48,38 +54,53 @@ def prefill_body(path: str, body: bytes) -> bytes:
     fields.pop("stream_options", None)
     fields["stream"] = _NO
     _limit_to_one_token(path, fields)
-    fields[TRANSFER] = _raw(REMOTE_DECODE)
+    fields[TRANSFER] = _with_ids_of(fields, _raw(REMOTE_DECODE))
     return msgspec.json.encode(fields)
 
 
 def transfer_params(answer: bytes) -> msgspec.Raw | None:
-    """The transfer parameters in a prefill engine's answer, as they stand there; None where there are none.
+    """The transfer parameters in a prefill engine's answer, as they stand there; None where there are none to use.
 
-    vLLM gives none where the prefill did not finish by length or stop.
+    vLLM gives none where the prefill did not finish by length or stop. Whatever does not say that blocks are there to be
+    fetched (`do_remote_prefill`) is not passed on to a decode engine.
     """
     try:
         params = _fields_of.decode(answer).get(TRANSFER)
+        usable = params is not None and bytes(_fields_of.decode(params).get("do_remote_prefill", b"")) == b"true"
     except msgspec.DecodeError:
         return None
-    return msgspec.Raw(bytes(params)) if params is not None and bytes(params).strip().startswith(b"{") else None
+    return msgspec.Raw(bytes(params)) if usable and params is not None else None
 
 
 def decode_body(body: bytes, params: msgspec.Raw | Mapping[str, Any] | None) -> bytes:
-    """The client's request with the transfer parameters; its own bytes where there are none. Raises NotAnObject.
-
-    Transfer parameters that the client sent are replaced, never passed on: they would name memory of another engine.
-    """
+    """The client's request with the transfer parameters; its own bytes where there are none. Raises NotAnObject."""
     if params is None:
-        return body if TRANSFER.encode() not in body else without_transfer(body)
+        return without_transfer(body)
     fields = _read(body)
-    fields[TRANSFER] = params if isinstance(params, msgspec.Raw) else _raw(params)
+    fields[TRANSFER] = _with_ids_of(fields, params if isinstance(params, msgspec.Raw) else _raw(params))
     return msgspec.json.encode(fields)
 
 
 def without_transfer(body: bytes) -> bytes:
     """The body without transfer parameters of the client's; the same bytes where there are none. Raises NotAnObject."""
+    if TRANSFER.encode() not in body and _ESCAPED not in body:
+        return body
     fields = _read(body)
-    return body if fields.pop(TRANSFER, None) is None else msgspec.json.encode(fields)
+    if TRANSFER not in fields:
+        return body
+    ids = _ids_of(fields)
+    if ids is None:
+        del fields[TRANSFER]
+    else:
+        fields[TRANSFER] = _raw({TOKEN_IDS: ids})
+    return msgspec.json.encode(fields)
+
+
+def with_transfer(body: bytes, params: Mapping[str, Any]) -> bytes:
+    """The body with exactly these transfer parameters, its other fields byte by byte. Raises NotAnObject."""
+    fields = _read(body)
+    fields[TRANSFER] = _raw(params)
+    return msgspec.json.encode(fields)
 
 
 def bootstrap_body(body: bytes, prefill_host: str, room: int, port: int = BOOTSTRAP_PORT) -> bytes:
@@ -89,6 +110,19 @@ def bootstrap_body(body: bytes, prefill_host: str, room: int, port: int = BOOTST
     fields["bootstrap_port"] = _raw(port)
     fields["bootstrap_room"] = _raw(room)
     return msgspec.json.encode(fields)
+
+
+def _ids_of(fields: _Fields) -> msgspec.Raw | None:
+    """The token ids among the transfer parameters that a body already has."""
+    try:
+        return _fields_of.decode(fields.get(TRANSFER, b"{}")).get(TOKEN_IDS)
+    except msgspec.DecodeError:
+        return None  # not an object: the engine's to refuse, nothing in it to keep
+
+
+def _with_ids_of(fields: _Fields, params: msgspec.Raw) -> msgspec.Raw:
+    ids = _ids_of(fields)
+    return params if ids is None else _raw({**_fields_of.decode(params), TOKEN_IDS: ids})
 
 
 def _limit_to_one_token(path: str, fields: _Fields) -> None:

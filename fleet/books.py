@@ -140,6 +140,21 @@ class Books:
             self._heard(request_id, legs, now)
         return bool(done)
 
+    def taken_back(self, request_id: str, slot: int, cached_tokens: float, now: float) -> bool:
+        """The prefill leg came to nothing: it ends, and `slot` computes what it does not hold of the prompt itself. False
+        where the request is not waiting there."""
+        legs = self._requests.get(request_id, [])
+        for leg in [leg for leg in legs if leg.prefill_only]:
+            self._drop(leg)
+            legs.remove(leg)
+        for leg in legs:
+            if leg.slot == slot and leg.waiting:
+                held = min(float(cached_tokens), leg.cached + leg.uncached)
+                uncached = leg.cached + leg.uncached - held
+                self.reserve(request_id, slot, uncached, leg.expected, now, cached_tokens=held, keys=leg.keys)
+                return True
+        return False
+
     def first_token(self, request_id: str, now: float) -> bool:
         """The first part of the answer arrived: prefill is over. False (and counted) where the id is unknown; False too
         where it had its first token already."""

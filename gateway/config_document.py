@@ -149,6 +149,19 @@ class EventSettings(Section, frozen=True, kw_only=True):
     """PYTHONHASHSEED of the engines; None where they run without."""
 
 
+class Handoff(Section, frozen=True, kw_only=True):
+    """How a prompt that was computed on one endpoint gets to the one that decodes; docs/prefill-decode.md."""
+
+    mode: Literal["sidecar", "gateway"] = "sidecar"
+    """Who sends the prefill leg: a routing sidecar at the decode endpoint, told by a header, or this gateway."""
+    connector: Literal["nixl", "sglang"] = "nixl"
+    """The gateway's protocol with the engines; a sidecar is told its own."""
+    timeout: Duration = 20.0
+    """How long the gateway waits for a prefill leg before the decode endpoint computes the prompt itself."""
+    bootstrap_port: Port = 8998
+    """Of SGLang's prefill engines; an endpoint's label `bootstrap-port` overrides it."""
+
+
 class Settings(Section, frozen=True, kw_only=True):
     """The section `warmroute:`: everything that llm-d passes as flags or environment, and what only we have."""
 
@@ -176,6 +189,9 @@ class Settings(Section, frozen=True, kw_only=True):
     """After SIGTERM: seconds to finish what runs."""
     decide_timeout: Duration = 0.4
     """A decision that takes longer is made by load alone."""
+    handoff: Handoff = Handoff()
+    forward_token_ids: bool = False
+    """Send the router's token ids with chat requests, so that the engine does not tokenize again (vLLM, experimental)."""
     envoy: EnvoySettings = EnvoySettings()
     index: IndexSettings = IndexSettings()
     events: EventSettings = EventSettings()

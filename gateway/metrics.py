@@ -127,6 +127,32 @@ class Metrics:
             "Prefill/decode decisions by decider, outcome and reason.",
             ("decider", "outcome", "reason"),
         )
+        self.handoffs = counter(
+            "handoffs",
+            "Hand-offs by the gateway itself, by outcome and reason: transferred, local (the prefill leg came to nothing, the "
+            "decode endpoint computed the prompt), or broken (it failed when the decode leg was under way). local growing "
+            "means wasted prefill work: look up the reason in docs/prefill-decode.md.",
+            ("outcome", "reason"),
+        )
+        self.prefill_leg = histogram(
+            "prefill_leg_seconds",
+            "Time of prefill legs that the gateway sent, by outcome. Near warmroute.handoff.timeout the prefill pool is too "
+            "small, or the decider does not see its queue.",
+            STEP_BUCKETS,
+            ("outcome",),
+        )
+        self.token_ids = counter(
+            "token_ids_forwarded",
+            "Requests by whether the router's token ids went along (warmroute.forwardTokenIds): yes, or no because the engine "
+            "would not use them for this request.",
+            ("forwarded",),
+        )
+        self.rewrites_history = gauge(
+            "template_rewrites_history",
+            "1 where the model's chat template renders earlier turns differently later, so that no prefix cache can reuse a "
+            "reply; 0 where it only appends. `warmroute template` shows where and why.",
+            ("model",),
+        )
         self.streams_open = gauge("extproc_streams_open", "ext-proc streams open now, one per request in flight.")
         self.reloads = counter("config_reloads", "Configuration reloads, by result: ok or refused.", ("result",))
 

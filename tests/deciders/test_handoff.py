@@ -11,6 +11,7 @@ from deciders.handoff import (
     decode_body,
     prefill_body,
     transfer_params,
+    with_transfer,
     without_transfer,
 )
 
@@ -38,9 +39,19 @@ def test_a_body_that_is_no_object_cannot_be_handed_off(body: bytes) -> None:
 
 
 @pytest.mark.parametrize(
-    "answer", [b"", b"not json", b"[]", b"{}", b'{"kv_transfer_params": null}', b'{"kv_transfer_params": 3}']
+    "answer",
+    [
+        b"",
+        b"not json",
+        b"[]",
+        b"{}",
+        b'{"kv_transfer_params": null}',
+        b'{"kv_transfer_params": 3}',
+        b'{"kv_transfer_params": {}}',
+        b'{"kv_transfer_params": {"do_remote_prefill": false, "remote_host": "10.9.9.9"}}',
+    ],
 )
-def test_an_answer_without_transfer_parameters_gives_none(answer: bytes) -> None:
+def test_an_answer_without_usable_transfer_parameters_gives_none(answer: bytes) -> None:
     assert transfer_params(answer) is None
 
 
@@ -55,6 +66,25 @@ def test_transfer_parameters_of_the_client_are_never_passed_on() -> None:
     assert json.loads(without_transfer(body)) == {"model": "m"}
     assert json.loads(prefill_body(CHAT, body))["kv_transfer_params"]["remote_host"] is None
     assert json.loads(decode_body(body, {"a": 1}))["kv_transfer_params"] == {"a": 1}
+
+
+def test_a_field_name_with_escapes_hides_nothing() -> None:
+    body = b'{"model": "m", "kv\\u005ftransfer_params": {"remote_host": "10.9.9.9"}}'
+    assert json.loads(without_transfer(body)) == {"model": "m"}
+
+
+def test_token_ids_among_the_transfer_parameters_reach_both_legs() -> None:
+    body = b'{"model": "m", "kv_transfer_params": {"prompt_token_ids": [1, 2], "remote_host": "10.9.9.9"}}'
+    assert json.loads(without_transfer(body))["kv_transfer_params"] == {"prompt_token_ids": [1, 2]}
+    assert json.loads(decode_body(body, {"a": 1}))["kv_transfer_params"] == {"a": 1, "prompt_token_ids": [1, 2]}
+    first = json.loads(prefill_body(CHAT, body))["kv_transfer_params"]
+    assert (first["prompt_token_ids"], first["remote_host"], first["do_remote_decode"]) == ([1, 2], None, True)
+
+
+def test_given_transfer_parameters_replace_all_others_and_leave_the_rest_alone() -> None:
+    sent = with_transfer(b'{"temperature": 1.10, "kv_transfer_params": {"x": 1}}', {"prompt_token_ids": [7]})
+    assert b"1.10" in sent
+    assert json.loads(sent)["kv_transfer_params"] == {"prompt_token_ids": [7]}
 
 
 def test_the_prefill_leg_of_a_chat_computes_one_token_and_keeps_its_blocks() -> None:

@@ -124,6 +124,18 @@ def test_a_prefill_leg_ends_with_its_answer_and_the_decode_leg_goes_on(fleet: Fl
     assert set(totals(fleet).values()) == {0.0}
 
 
+def test_a_failed_prefill_leg_leaves_its_work_to_the_decode_endpoint(fleet: Fleet, books: Books) -> None:
+    books.reserve("r", 1, 0, 400, 0.0, cached_tokens=100, keys=[1, 2])
+    books.reserve("r", 0, 100, 1, 0.0, prefill_only=True)
+    assert books.taken_back("r", 1, 30, 1.0)
+    assert fleet.in_flight[:2].tolist() == [0, 1]
+    assert fleet.in_flight_tokens[:2].tolist() == [0, 70]
+    assert fleet.pending.leading([1, 2], 2).tolist() == [0, 2]
+    assert not books.taken_back("nobody", 1, 30, 1.0)
+    books.finish("r", 2.0)
+    assert set(totals(fleet).values()) == {0.0}
+
+
 def test_a_retry_on_the_same_endpoint_replaces_the_old_entry(fleet: Fleet, books: Books) -> None:
     books.reserve("r", 0, 100, 400, 0.0)
     books.reserve("r", 0, 80, 400, 1.0)
