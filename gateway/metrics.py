@@ -153,6 +153,17 @@ class Metrics:
             "reply; 0 where it only appends. `warmroute template` shows where and why.",
             ("model",),
         )
+        self.queue_waiting = gauge(
+            "queue_waiting",
+            "Requests that wait in the router queue now. Above zero for long means that the fleet is too small for its load.",
+        )
+        self.queue_wait = histogram(
+            "queue_wait_seconds",
+            "Time in the router queue of requests that could not go at once, by how it ended: sent, cancelled (the client "
+            "went away), or the reason of the rejection.",
+            TTFT_BUCKETS,
+            ("outcome",),
+        )
         self.streams_open = gauge("extproc_streams_open", "ext-proc streams open now, one per request in flight.")
         self.reloads = counter("config_reloads", "Configuration reloads, by result: ok or refused.", ("result",))
 

@@ -115,14 +115,11 @@ class ExpectedWorkScorer(Scorer, type="expected-work-scorer"):
     def work(self, request: Request, candidates: Slots, fleet: Fleet) -> Work:
         """K0 and its parts. `candidates` must not be empty."""
         settings = self.parameters
-        cost = settings.models.get(request.target_model, self._cost)
+        now = fleet.clock()
         cached = cached_tokens(request, candidates, fleet, settings.prefix_match_info_producer_name)
-        own = cost.seconds(request.prompt_tokens - cached, cached)
-        backlog = cost.backlog(fleet, candidates, fleet.clock(), settings.progress)
-        if settings.speed_factors:
-            slowness = fleet.vector_of(self, self._slowness)[candidates]
-            own, backlog = own * slowness, backlog * slowness
-        first, mine = backlog, own
+        own = self.own(request, cached, candidates, fleet)
+        backlog = first = self.backlog(request.target_model, candidates, fleet, now)
+        mine = own
         if settings.decode_factor is not None:
             factor = settings.decode_factor(fleet, candidates)
             first, mine = backlog * factor, own * factor
@@ -134,6 +131,23 @@ class ExpectedWorkScorer(Scorer, type="expected-work-scorer"):
             oldest = chosen.min()
             expected += (TIE_RECENCY_S / (newest - oldest + 1.0)) * (chosen - oldest)
         return Work(cached, own, backlog, expected)
+
+    def own(self, request: Request, cached: Vector, slots: Slots, fleet: Fleet) -> Vector:
+        """w: seconds of prefill that the request costs on each of `slots`, given the tokens it finds cached there."""
+        own = self.cost(request.target_model).seconds(request.prompt_tokens - cached, cached)
+        return own * self._slowness_of(slots, fleet) if self.parameters.speed_factors else own
+
+    def backlog(self, model: str, slots: Slots, fleet: Fleet, now: float) -> Vector:
+        """B: seconds of prefill owed to requests sent before, without decode factor."""
+        backlog = self.cost(model).backlog(fleet, slots, now, self.parameters.progress)
+        return backlog * self._slowness_of(slots, fleet) if self.parameters.speed_factors else backlog
+
+    def cost(self, model: str) -> PrefillCost:
+        """The constants for a model."""
+        return self.parameters.models.get(model, self._cost)
+
+    def _slowness_of(self, slots: Slots, fleet: Fleet) -> Vector:
+        return fleet.vector_of(self, self._slowness)[slots]
 
     def _slowness(self, endpoint: Endpoint) -> float:
         factors = self.parameters.speed_factors
