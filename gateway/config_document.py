@@ -108,6 +108,8 @@ class Model(Section, frozen=True, kw_only=True):
     """Directory with tokenizer.json and the chat template; used by a `token-producer` that names no backend of its own."""
     aliases: list[str] = []
     """Other names that clients may use for it."""
+    rewrites_history: bool | None = None
+    """Whether the chat template renders earlier turns differently later; found out by a probe where it is not given."""
 
 
 class Tracing(Section, frozen=True, kw_only=True):
@@ -182,6 +184,8 @@ class Settings(Section, frozen=True, kw_only=True):
     """A larger request body is answered with 413."""
     response_headers: bool = False
     """Tell clients in response headers where their request went and what was found cached."""
+    explain: bool = False
+    """Remember how the last decisions were made (admin port), and answer `x-warmroute-explain: 1` with it."""
     fallback_endpoints: Annotated[int, msgspec.Meta(ge=0, le=16)] = 2
     """How many further endpoints, by score, Envoy may try when the picked one does not answer."""
     tracing: Tracing = Tracing()
