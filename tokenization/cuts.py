@@ -68,12 +68,13 @@ class _Edges:
         return not any(text[-k:] in self._prefixes or text[:k] in self._suffixes for k in range(1, len(text)))
 
 
-def turn_token(hard: frozenset[str], rendered: str, turns: int) -> str | None:
-    """The hard token that starts a turn: the first one in `rendered` that occurs at least once per turn.
+def turn_token(hard: frozenset[str], rendered: str, repeats: int) -> str | None:
+    """The hard token that starts a turn: the first one in `rendered`, a chat of several turns, that occurs at least
+    `repeats` times (a BOS occurs once, and some templates mark the user's turns only).
 
     One cut per turn is enough: more cuts mean more look-ups and save nothing. None where no hard token qualifies.
     """
-    candidates = [token for token in hard if rendered.count(token) >= turns]
+    candidates = [token for token in hard if rendered.count(token) >= repeats]
     return min(candidates, key=rendered.index, default=None)
 
 

@@ -5,7 +5,6 @@ fastokens is 20-30 times faster than `tokenizers` and gives the same ids for the
 `tokenizers.encode_batch_fast`, which releases the GIL (`encode` holds it for a third of a second on a long prompt).
 """
 
-import json
 import logging
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
@@ -77,7 +76,7 @@ def choose_encoder(spec: str, reference: tokenizers.Tokenizer, *, extra_texts: I
     except Exception as error:  # noqa: BLE001
         log.warning("encoder_unsupported encoder=fastokens fallback=tokenizers error=%r", str(error))
         return slow
-    texts = [*_check_texts(spec), *extra_texts]
+    texts = [*_check_texts(reference), *extra_texts]
     for text, got, want in zip(texts, fast.encode(texts), slow.encode(texts), strict=True):
         if not np.array_equal(got, want):
             log.warning("encoder_differs encoder=fastokens fallback=tokenizers text=%r", text[:80])
@@ -85,9 +84,9 @@ def choose_encoder(spec: str, reference: tokenizers.Tokenizer, *, extra_texts: I
     return fast
 
 
-def _check_texts(spec: str) -> list[str]:
+def _check_texts(reference: tokenizers.Tokenizer) -> list[str]:
     """Texts that tell tokenizers apart: white space, normalization, digits, scripts, and every kind of added token."""
-    added = [token["content"] for token in json.loads(spec).get("added_tokens") or ()][:64]
+    added = [token.content for _, token in sorted(reference.get_added_tokens_decoder().items())][:64]
     plain = [
         "",
         " ",

@@ -1,5 +1,6 @@
 """The tokenizer in the router's own process: request body in, the engine's token ids out."""
 
+import copy
 import json
 import logging
 from collections.abc import Mapping, Sequence
@@ -7,6 +8,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import tokenizers
 
@@ -77,6 +79,18 @@ class LocalTokenizer:
         self.segments = SegmentedEncoder(chosen, [self.cut_token] if self.cut_token else [], segment_cache_bytes)
         self._check_cuts(samples)
 
+    def with_template(self, source: str) -> "LocalTokenizer":
+        """The same tokenizer with another chat template (an engine's `--chat-template`), sharing what took long to load.
+        Raises `ValueError` where `source` is no template."""
+        other = copy.copy(self)
+        other._templates = {"default": ChatTemplate(source, self._special_tokens)}
+        other._request_template = lru_cache(maxsize=32)(other._compile)
+        other.cut_token = other._choose_cut()
+        encoder, max_bytes = self.segments.encoder, self.segments.cache.stats().max_bytes
+        other.segments = SegmentedEncoder(encoder, [other.cut_token] if other.cut_token else [], max_bytes)
+        other._check_cuts([sample] if (sample := other._sample()) else [])
+        return other
+
     @classmethod
     def from_directory(cls, path: Path, **options: Any) -> "LocalTokenizer":
         """Reads tokenizer.json or tokenizer.json.xz, chat_template.jinja and tokenizer_config.json in `path`; options as
@@ -110,8 +124,8 @@ class LocalTokenizer:
             results = [
                 self._truncate(result, prompt, request) for result, prompt in zip(results, request.prompts, strict=True)
             ]
-        if request.api == "completions" and not all(len(result.token_ids) for result in results):
-            raise refuse("a prompt must not be empty")
+        if request.api != "pooling" and not all(len(result.token_ids) for result in results):
+            raise refuse("the prompt is empty")
         first = results[0]
         return Tokenized(
             token_ids=first.token_ids,
@@ -260,7 +274,7 @@ class LocalTokenizer:
 
     def _choose_cut(self) -> str | None:
         sample = self._sample()
-        return turn_token(self.hard_tokens, sample, turns=4) if sample else None
+        return turn_token(self.hard_tokens, sample, repeats=2) if sample else None
 
     def _check_cuts(self, samples: list[str]) -> None:
         """The rule is a proof, this is the seat belt: a wrong cut would cost every hit and raise no error."""
@@ -282,7 +296,10 @@ class LocalTokenizer:
 def _without_truncation(text: str) -> tuple[dict[str, Any], str]:
     """The parsed tokenizer.json and its text, without the truncation and padding that some models ship: the engine sets
     both per request."""
-    spec = json.loads(text)
+    try:
+        spec = msgspec.json.decode(text)
+    except msgspec.DecodeError as error:
+        raise ValueError(f"tokenizer.json: not valid JSON: {error}") from error
     if not isinstance(spec, dict) or "model" not in spec:
         raise ValueError("tokenizer.json: not a tokenizer (no 'model')")
     if spec.get("truncation") or spec.get("padding"):

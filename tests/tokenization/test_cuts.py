@@ -2,6 +2,7 @@
 
 import copy
 import json
+import os
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,7 @@ from tokenization.encoders import FastokensEncoder, ReferenceEncoder
 from tokenization.local import LocalTokenizer
 from tokenization.segments import SegmentedEncoder
 
-CHATS_PER_TOKENIZER = 1000
+CHATS_PER_TOKENIZER = int(os.environ.get("WARMROUTE_ADVERSARIAL_CHATS", "1000"))
 START, END = "<|im_start|>", "<|im_end|>"
 
 Spec = dict[str, Any]
@@ -241,10 +242,10 @@ def test_pieces_concatenate_to_the_text_and_begin_with_a_token(text: str, tokens
     assert "" not in pieces
 
 
-def test_the_turn_token_is_the_first_one_that_every_turn_has() -> None:
+def test_the_turn_token_is_the_first_one_that_repeats() -> None:
     hard = frozenset(("<s>", "<turn>", "<end>"))
-    assert turn_token(hard, "<s><turn>a<end><turn>b<end>", turns=2) == "<turn>"
-    assert turn_token(hard, "<s>a b", turns=2) is None
+    assert turn_token(hard, "<s><turn>a<end><turn>b<end>", repeats=2) == "<turn>"
+    assert turn_token(hard, "<s>a b", repeats=2) is None
 
 
 def test_the_reference_library_is_loaded_from_the_same_file() -> None:

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from tests.tokenization.conftest import load
 from tokenization.errors import TokenizationError
 from tokenization.local import LocalTokenizer
 
@@ -42,12 +43,9 @@ LLAMA3 = (
 
 @pytest.fixture(scope="module")
 def llama3(shared: Path) -> LocalTokenizer:
-    import msgspec
-
-    from tokenization.model_files import read_model_files
-
-    files = read_model_files(shared / "tokenizers" / "llama3_1")
-    return LocalTokenizer(msgspec.structs.replace(files, templates={"default": LLAMA3}))
+    if not (shared / "tokenizers" / "llama3_1").is_dir():
+        pytest.skip("needs the Llama 3.1 tokenizer from the shared fixtures")
+    return load("llama3_1", shared).with_template(LLAMA3)
 
 
 @pytest.mark.parametrize("name", CAPTURES)

@@ -57,6 +57,14 @@ def test_the_template_file_wins_over_the_configuration(tmp_path: Path) -> None:
     assert local.render_chat(HELLO) == "from the file<|im_end|>"
 
 
+def test_another_template_shares_the_tokenizer(qwen3: LocalTokenizer) -> None:
+    other = qwen3.with_template("<|im_start|>{% for m in messages %}{{ m.content }}{% endfor %}")
+    assert (other.cut_token, qwen3.cut_token) == (None, "<|im_start|>")
+    assert other.tokenize(CHAT, {"messages": HELLO}).token_ids.tolist() == [151644, 9707]
+    with pytest.raises(ValueError, match="line 1"):
+        qwen3.with_template("{% for %}")
+
+
 def test_fastokens_serves_the_models_it_agrees_on(tokenizer: LocalTokenizer) -> None:
     assert tokenizer.encoder == "fastokens"
 
@@ -123,10 +131,9 @@ def test_thinking_is_switched_by_kwargs_and_by_reasoning_effort(qwen3: LocalToke
     assert off.token_ids.tolist() == none.token_ids.tolist() == [*plain, 151667, 271, 151668, 271]
 
 
-def test_the_engines_default_kwargs_give_way_to_the_requests(tmp_path: Path) -> None:
-    shutil.copytree(QWEN3, tmp_path / "m")
+def test_the_engines_default_kwargs_give_way_to_the_requests() -> None:
     quiet = LocalTokenizer.from_directory(
-        tmp_path / "m", default_template_kwargs={"enable_thinking": False}, encoder="tokenizers"
+        QWEN3, default_template_kwargs={"enable_thinking": False}, encoder="tokenizers"
     )
     asked = {"messages": HELLO, "chat_template_kwargs": {"enable_thinking": True}}
     assert len(quiet.tokenize(CHAT, {"messages": HELLO}).token_ids) == 4 + len(quiet.tokenize(CHAT, asked).token_ids)

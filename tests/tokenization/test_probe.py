@@ -29,8 +29,7 @@ def reply(tokenizer: LocalTokenizer, tokens: int = REPLY_TOKENS) -> str:
 
 def made_of(template: str) -> LocalTokenizer:
     """Qwen3's tokenizer with another template."""
-    files = msgspec.structs.replace(read_model_files(QWEN3), templates={"default": template})
-    return LocalTokenizer(files, encoder="tokenizers")
+    return load("qwen3").with_template(template)
 
 
 def test_a_model_without_a_template_cannot_be_probed() -> None:
