@@ -4,30 +4,21 @@ Every setting here that is not a default was found missing once, with a failure 
 docs/envoy.md says which.
 """
 
-import ipaddress
 from collections.abc import Sequence
 from typing import Any, Literal
 
 import msgspec
 import yaml
 
+from gateway.envoy_address import EnvoyConfigError, is_numeric, socket_address, split
+from gateway.envoy_picker_cluster import PickerTls, picker_cluster
 from gateway.extproc.headers import DESTINATION, INJECTED
-from gateway.extproc.health import SERVICE
 
 Config = dict[str, Any]
 BodyMode = Literal["BUFFERED", "FULL_DUPLEX_STREAMED"]
 
 _EXTENSIONS = "type.googleapis.com/envoy.extensions"
 _MANY = 40_000  # the default of 1,024 overflows into 500s at about 65 concurrent requests with 15 messages each
-
-
-class PickerTls(msgspec.Struct, frozen=True, kw_only=True):
-    """TLS to the picker. Without `ca_path` any certificate is accepted: encrypted, but not authenticated."""
-
-    ca_path: str | None = None
-    server_name: str | None = None  # SNI, and the name the certificate must carry when there is a CA
-    certificate_path: str | None = None  # with key_path: Envoy's own certificate, for mutual TLS
-    key_path: str | None = None
 
 
 class EnvoyParameters(msgspec.Struct, frozen=True, kw_only=True):
@@ -51,10 +42,6 @@ class EnvoyParameters(msgspec.Struct, frozen=True, kw_only=True):
     access_log: str | None = None  # a path, e.g. /dev/stdout
 
 
-class EnvoyConfigError(ValueError):
-    """Parameters that no working configuration can be made of."""
-
-
 def envoy_bootstrap(parameters: EnvoyParameters) -> Config:
     """The bootstrap configuration as a dictionary. Raises EnvoyConfigError."""
     if not parameters.endpoints and not parameters.dynamic_hosts:
@@ -63,7 +50,10 @@ def envoy_bootstrap(parameters: EnvoyParameters) -> Config:
         raise EnvoyConfigError("plain_listen needs endpoints: without the picker nobody else names a destination")
     fleet = _original_dst(parameters) if parameters.dynamic_hosts else _members(parameters, "fleet", _override_host())
     listeners = [_listener("routed", parameters.listen, "fleet", [_ext_proc(parameters)], parameters)]
-    clusters = [fleet, _picker(parameters)]
+    picker = picker_cluster(
+        parameters.picker, parameters.picker_tls, _seconds(parameters.connect_timeout_s), _circuit_breakers()
+    )
+    clusters = [fleet, picker]
     if parameters.plain_listen is not None:
         listeners.append(_listener("plain", parameters.plain_listen, "fleet_plain", [], parameters))
         clusters.append(_members(parameters, "fleet_plain", _policy("round_robin", "RoundRobin")))
@@ -80,7 +70,7 @@ def envoy_bootstrap(parameters: EnvoyParameters) -> Config:
         },
     }
     if parameters.admin is not None:
-        bootstrap = {"admin": {"address": _address(parameters.admin)}, **bootstrap}
+        bootstrap = {"admin": {"address": socket_address(parameters.admin)}, **bootstrap}
     return bootstrap
 
 
@@ -125,7 +115,7 @@ def _listener(name: str, listen: str, cluster: str, filters: list[Config], param
         manager["access_log"] = [_access_log(parameters.access_log)]
     return {
         "name": name,
-        "address": _address(listen),
+        "address": socket_address(listen),
         # Bodies are buffered up to here; the default of 1 MiB is less than a long prompt with images.
         "per_connection_buffer_limit_bytes": parameters.buffer_limit_bytes,
         "filter_chains": [
@@ -212,7 +202,7 @@ def _access_log(path: str) -> Config:
 
 
 def _members(parameters: EnvoyParameters, name: str, policy: Config) -> Config:
-    hosts = [_lb_endpoint(address, numeric=True) for address in parameters.endpoints]
+    hosts = [_member(address) for address in parameters.endpoints]
     return {
         "name": name,
         "type": "STATIC",
@@ -247,82 +237,6 @@ def _original_dst(parameters: EnvoyParameters) -> Config:
     }
 
 
-def _picker(parameters: EnvoyParameters) -> Config:
-    host = _split(parameters.picker)[0]
-    cluster: Config = {
-        "name": "picker",
-        "type": "STATIC" if _is_numeric(host) else "STRICT_DNS",
-        "connect_timeout": _seconds(parameters.connect_timeout_s),
-        "circuit_breakers": _circuit_breakers(),
-        "typed_extension_protocol_options": {
-            "envoy.extensions.upstreams.http.v3.HttpProtocolOptions": {
-                "@type": f"{_EXTENSIONS}.upstreams.http.v3.HttpProtocolOptions",
-                # A picker that hangs, or whose machine is gone, closes no connection: streams would wait for it, in
-                # FULL_DUPLEX_STREAMED without any other limit.
-                "explicit_http_config": {
-                    "http2_protocol_options": {"connection_keepalive": {"interval": "2s", "timeout": "2s"}}
-                },
-            }
-        },
-        # Without the threshold of 0 Envoy goes on sending to pickers it knows to be down or draining; with the default
-        # merge window its workers learn of an ejection up to 1 s late.
-        "common_lb_config": {"healthy_panic_threshold": {"value": 0.0}, "update_merge_window": "0s"},
-        "health_checks": [
-            {
-                "timeout": "1s",
-                "interval": "1s",
-                # 60 s by default, counted before the first request: a draining picker would look ignored.
-                "no_traffic_interval": "1s",
-                "unhealthy_threshold": 2,
-                "healthy_threshold": 1,
-                "grpc_health_check": {"service_name": SERVICE},
-            }
-        ],
-        # The first refused connection ejects, rather than the second health check: FULL_DUPLEX_STREAMED fails open only
-        # when Envoy already knows that there is no picker. The next good health check takes it back.
-        "outlier_detection": {
-            "split_external_local_origin_errors": True,
-            "consecutive_local_origin_failure": 1,
-            "enforcing_consecutive_local_origin_failure": 100,
-            "enforcing_local_origin_success_rate": 0,
-            "enforcing_consecutive_5xx": 0,
-            "enforcing_consecutive_gateway_failure": 0,
-            "enforcing_success_rate": 0,
-            "max_ejection_percent": 100,
-            "base_ejection_time": "30s",
-        },
-        "load_assignment": {
-            "cluster_name": "picker",
-            "endpoints": [{"lb_endpoints": [_lb_endpoint(parameters.picker, numeric=False)]}],
-        },
-    }
-    if parameters.picker_tls is not None:
-        cluster["transport_socket"] = _tls(parameters.picker_tls)
-    return cluster
-
-
-def _tls(tls: PickerTls) -> Config:
-    validation: Config = {}
-    if tls.ca_path is not None:
-        validation["trusted_ca"] = {"filename": tls.ca_path}
-        if tls.server_name is not None:
-            validation["match_typed_subject_alt_names"] = [{"san_type": "DNS", "matcher": {"exact": tls.server_name}}]
-    common: Config = {"alpn_protocols": ["h2"], "validation_context": validation}
-    if (tls.certificate_path is None) != (tls.key_path is None):
-        raise EnvoyConfigError("picker_tls: certificate_path and key_path belong together; give both or neither")
-    if tls.certificate_path is not None:
-        common["tls_certificates"] = [
-            {"certificate_chain": {"filename": tls.certificate_path}, "private_key": {"filename": tls.key_path}}
-        ]
-    context: Config = {
-        "@type": f"{_EXTENSIONS}.transport_sockets.tls.v3.UpstreamTlsContext",
-        "common_tls_context": common,
-    }
-    if tls.server_name is not None:
-        context["sni"] = tls.server_name
-    return {"name": "envoy.transport_sockets.tls", "typed_config": context}
-
-
 # --- small parts
 
 
@@ -335,38 +249,21 @@ def _policy(name: str, message: str, **fields: Any) -> Config:
     }
 
 
+def _member(address: str) -> Config:
+    if not is_numeric(split(address)[0]):
+        raise EnvoyConfigError(
+            f"endpoint {address!r}: needs a numeric address, because destinations are compared with it"
+        )
+    return {"endpoint": {"address": socket_address(address)}}
+
+
 def _circuit_breakers() -> Config:
     limits = dict.fromkeys(("max_connections", "max_pending_requests", "max_requests", "max_retries"), _MANY)
     return {"thresholds": [limits]}
 
 
-def _lb_endpoint(address: str, *, numeric: bool) -> Config:
-    if numeric and not _is_numeric(_split(address)[0]):
-        raise EnvoyConfigError(
-            f"endpoint {address!r}: needs a numeric address, because destinations are compared with it"
-        )
-    return {"endpoint": {"address": _address(address)}}
-
-
-def _address(address: str) -> Config:
-    host, port = _split(address)
-    return {"socket_address": {"address": host, "port_value": port}}
-
-
-def _split(address: str) -> tuple[str, int]:
-    host, colon, port = address.rpartition(":")
-    if not colon or not host or not port.isdecimal() or not 0 <= int(port) <= 65535:
-        raise EnvoyConfigError(f"{address!r} is not an address; right would be '10.0.0.1:8000' or '[::1]:8000'")
-    return host.removeprefix("[").removesuffix("]"), int(port)
-
-
-def _is_numeric(host: str) -> bool:
-    try:
-        ipaddress.ip_address(host)
-    except ValueError:
-        return False
-    return True
-
-
 def _seconds(value: float) -> str:
     return f"{value:g}s"
+
+
+__all__ = ["BodyMode", "Config", "EnvoyConfigError", "EnvoyParameters", "PickerTls", "envoy_bootstrap", "envoy_yaml"]

@@ -6,9 +6,10 @@
 #   response half   WAITING --headers--> OPEN --end of stream--> ENDED
 #
 # Rules
-# 1. Only this file knows ProcessingRequest and ProcessingResponse. Messages and decisions go in, a list of Effects
-#    comes out, in the order in which they must be carried out. Deciding waits (tokenizer, queue), so it is an effect
-#    too: `Decide` goes out, `decided(...)` comes back; nothing here awaits, reads a clock or owns a socket.
+# 1. Only this file, with `messages` and `headers`, knows ProcessingRequest and ProcessingResponse. Messages and
+#    decisions go in, a list of Effects comes out, in the order in which they must be carried out. Deciding waits
+#    (tokenizer, queue), so it is an effect too: `Decide` goes out, `decided(...)` comes back; nothing here awaits,
+#    reads a clock or owns a socket.
 # 2. Envoy names its body mode in the first message (`protocol_config`) and that message alone decides how we answer:
 #      BUFFERED              headers are answered at once; the body comes as one message and its answer carries the
 #                            routing. Body bytes are not sent back unless the decision changes them.
@@ -30,15 +31,15 @@
 
 import enum
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import msgspec
 from envoy.extensions.filters.http.ext_proc.v3.processing_mode_pb2 import ProcessingMode
 from envoy.service.ext_proc.v3 import external_processor_pb2 as pb
-from envoy.type.v3 import http_status_pb2
 
 from gateway.extproc import headers as wire
+from gateway.extproc import messages
 from gateway.extproc.decision import (
     ABORTED_BEFORE_RESPONSE,
     ABORTED_DURING_RESPONSE,
@@ -49,69 +50,25 @@ from gateway.extproc.decision import (
     Rejected,
     ResponseObserver,
 )
-from gateway.extproc.errors import error_body
-
-LB_NAMESPACE = "envoy.lb"
-SUBSET_NAMESPACE, SUBSET_KEY = "envoy.lb.subset_hint", "x-gateway-destination-endpoint-subset"
-SERVED_KEY = "x-gateway-destination-endpoint-served"
-SCORES_KEY = "x-gateway-destination-endpoint-scores"
-ATTRIBUTES_NAMESPACE, SERVED_ATTRIBUTE = "envoy.filters.http.ext_proc", "upstream.address"
+from gateway.extproc.effects import (
+    Aborted,
+    CancelDecide,
+    Close,
+    Decide,
+    Effect,
+    Finished,
+    ResponseChunk,
+    ResponseHeaders,
+    Send,
+)
 
 BUFFERED = ProcessingMode.BodySendMode.BUFFERED
 BUFFERED_PARTIAL = ProcessingMode.BodySendMode.BUFFERED_PARTIAL
 DUPLEX = ProcessingMode.BodySendMode.FULL_DUPLEX_STREAMED
-_STATUSES = frozenset(http_status_pb2.StatusCode.values())
-
-DUPLEX_CHUNK_BYTES = 62_000  # the contract's limit for one echoed piece
 
 
 class ProtocolError(Exception):
     """The proxy sent a message that cannot come at this point."""
-
-
-class Send(msgspec.Struct, frozen=True):
-    """Write this ProcessingResponse to the stream."""
-
-    message: Any
-
-
-class Decide(msgspec.Struct, frozen=True):
-    """Ask the decider, and pass its answer to `Exchange.decided`."""
-
-    head: Head
-    body: bytes
-
-
-class CancelDecide(msgspec.Struct, frozen=True):
-    """The decision is no longer wanted; if it comes all the same, it still goes to `Exchange.decided`."""
-
-
-class ResponseHeaders(msgspec.Struct, frozen=True):
-    observer: ResponseObserver
-    status: int
-    headers: dict[str, str]
-    served: str | None
-
-
-class ResponseChunk(msgspec.Struct, frozen=True):
-    observer: ResponseObserver
-    data: bytes
-
-
-class Finished(msgspec.Struct, frozen=True):
-    observer: ResponseObserver
-
-
-class Aborted(msgspec.Struct, frozen=True):
-    observer: ResponseObserver
-    reason: str
-
-
-class Close(msgspec.Struct, frozen=True):
-    """End the stream from our side, after everything before this effect was sent."""
-
-
-Effect = Send | Decide | CancelDecide | ResponseHeaders | ResponseChunk | Finished | Aborted | Close
 
 
 class Request(enum.Enum):
@@ -150,7 +107,9 @@ class Exchange:
         self._body_bytes = 0
         self._trailers = False  # FULL_DUPLEX_STREAMED: the body was ended by trailers, which are answered too
         self._held: list[Any] = []  # request messages that arrived while DECIDING
-        self._decision: Decided | None = None
+        # Kept of the decision for the response; the decision itself may hold a body of megabytes.
+        self._response_headers: Mapping[str, str] = {}
+        self._observed = True
         self._observer: ResponseObserver | None = None  # set from the decision until Finished or Aborted
 
     @property
@@ -181,11 +140,11 @@ class Exchange:
             case "request_trailers":
                 return self._request_trailers()
             case "response_headers":
-                return [*self._bypass(), *self._response_headers(message)]
+                return [*self._bypass(), *self._response_begins(message)]
             case "response_body":
                 return [*self._bypass(), *self._response_body(message.response_body)]
             case "response_trailers":
-                return [*self._bypass(), Send(_response(response_trailers={})), *self._finish()]
+                return [*self._bypass(), Send(messages.answer(response_trailers={})), *self._finish()]
         raise ProtocolError(f"message without a known request field ({kind}); is the proxy newer than this router?")
 
     def decided(self, outcome: Decided | Rejected) -> list[Effect]:
@@ -202,7 +161,8 @@ class Exchange:
             raise ValueError(f"decision for {self._head.path} changes a body that this request does not show us")
         effects: list[Effect] = list(self._forward(outcome))
         self.request = Request.FORWARDED
-        self._decision = outcome
+        self._response_headers = outcome.response_headers
+        self._observed = outcome.observe_response
         self._observer = outcome.observer
         self._body = []
         held, self._held = self._held, []
@@ -232,7 +192,7 @@ class Exchange:
             self._mode = message.protocol_config.request_body_mode
             self._response_mode = message.protocol_config.response_body_mode
         received = wire.read(message.request_headers.headers)
-        subset = _subset(message)
+        subset = messages.subset(message)
         ends = message.request_headers.end_of_stream
         self._has_body = not ends
         shows_body = self._mode in (BUFFERED, BUFFERED_PARTIAL, DUPLEX)
@@ -257,15 +217,15 @@ class Exchange:
         self.request = Request.BODY
         if self._mode == DUPLEX:
             return []
-        answer = _response(request_headers={})
+        answer = messages.answer(request_headers={})
         wire.remove(answer.request_headers.response.header_mutation, [n for n in wire.STRIPPED if n in received])
         return [Send(answer)]
 
     def _request_body(self, body: Any) -> list[Effect]:
         if self.request in (Request.FORWARDED, Request.BYPASSED):
             if self._mode == DUPLEX and self.request is Request.BYPASSED:
-                return [Send(m) for m in _echo("request_body", body.body, body.end_of_stream)]
-            return [Send(_response(request_body={}))]  # a mode in which the decision did not wait for the body
+                return [Send(m) for m in messages.echo("request_body", body.body, body.end_of_stream)]
+            return [Send(messages.answer(request_body={}))]  # a mode in which the decision did not wait for the body
         if self.request is not Request.BODY:
             raise ProtocolError("request_body before request_headers")
         self._body.append(body.body)
@@ -287,7 +247,7 @@ class Exchange:
         if self.request is Request.BODY and self._mode == DUPLEX:
             self._trailers = True
             return self._decide("request_headers")
-        return [Send(_response(request_trailers={}))]
+        return [Send(messages.answer(request_trailers={}))]
 
     def _decide(self, answers: str) -> list[Effect]:
         assert self._head is not None
@@ -323,18 +283,18 @@ class Exchange:
         if decision.destination:
             metadata: dict[str, Any] = {wire.DESTINATION: set_headers[wire.DESTINATION]}
             if decision.scores:
-                metadata[SCORES_KEY] = dict(decision.scores)
-            answer.dynamic_metadata.update({LB_NAMESPACE: metadata})
+                metadata[messages.SCORES_KEY] = dict(decision.scores)
+            answer.dynamic_metadata.update({messages.LB_NAMESPACE: metadata})
         if decision.body is not None and not echoed:
             common.body_mutation.body = decision.body
         yield Send(answer)
 
         if echoed:
             body = self._body[0] if decision.body is None else decision.body
-            for message in _echo("request_body", body, end_of_stream=not self._trailers):
+            for message in messages.echo("request_body", body, end_of_stream=not self._trailers):
                 yield Send(message)
             if self._trailers:
-                yield Send(_response(request_trailers={}))
+                yield Send(messages.answer(request_trailers={}))
 
     def _too_large(self) -> list[Effect]:
         limit = self._max_body_bytes
@@ -345,7 +305,7 @@ class Exchange:
     def _reject(self, rejected: Rejected) -> list[Effect]:
         self.request = Request.CLOSED
         self._body = []
-        return [Send(immediate(rejected, self.request_id)), Close()]
+        return [Send(messages.immediate(rejected, self.request_id)), Close()]
 
     def _bypass(self) -> list[Effect]:
         if self.request in (Request.FORWARDED, Request.BYPASSED):
@@ -357,27 +317,26 @@ class Exchange:
 
     # --- the response half --------------------------------------------------------------------------------------
 
-    def _response_headers(self, message: Any) -> list[Effect]:
+    def _response_begins(self, message: Any) -> list[Effect]:
         if self.response is not Response.WAITING:
             raise ProtocolError("a second response_headers message in one stream")
         self.response = Response.OPEN
-        answer = _response(response_headers={})
-        observed = True
-        if self._decision is not None:
-            wire.write(answer.response_headers.response.header_mutation, self._decision.response_headers)
-            observed = self._decision.observe_response
-            if not observed and self._response_mode != DUPLEX:
-                # Honoured where the gateway says allow_mode_override; elsewhere the body keeps coming and is ignored.
-                answer.mode_override.response_header_mode = ProcessingMode.HeaderSendMode.SEND
-                answer.mode_override.response_body_mode = ProcessingMode.BodySendMode.NONE
+        answer = messages.answer(response_headers={})
+        wire.write(answer.response_headers.response.header_mutation, self._response_headers)
+        if not self._observed and self._response_mode != DUPLEX:
+            # Honoured where the gateway says allow_mode_override; elsewhere the body keeps coming and is ignored.
+            answer.mode_override.response_header_mode = ProcessingMode.HeaderSendMode.SEND
+            answer.mode_override.response_body_mode = ProcessingMode.BodySendMode.NONE
         effects: list[Effect] = [Send(answer)]
         if self._observer is not None:
             headers = wire.read(message.response_headers.headers)
             status = headers.pop(":status", "")
             effects.append(
-                ResponseHeaders(self._observer, int(status) if status.isdecimal() else 0, headers, _served(message))
+                ResponseHeaders(
+                    self._observer, int(status) if status.isdecimal() else 0, headers, messages.served(message)
+                )
             )
-        if message.response_headers.end_of_stream or not observed:
+        if message.response_headers.end_of_stream or not self._observed:
             effects += self._finish()
         return effects
 
@@ -385,9 +344,9 @@ class Exchange:
         self.response = Response.OPEN  # already is, unless the gateway skips response headers
         effects: list[Effect]
         if self._response_mode == DUPLEX:
-            effects = [Send(m) for m in _echo("response_body", body.body, body.end_of_stream)]
+            effects = [Send(m) for m in messages.echo("response_body", body.body, body.end_of_stream)]
         else:
-            effects = [Send(_response(response_body={}))]
+            effects = [Send(messages.answer(response_body={}))]
         if self._observer is not None and body.body:
             effects.append(ResponseChunk(self._observer, body.body))
         if body.end_of_stream:
@@ -398,63 +357,3 @@ class Exchange:
         self.response = Response.ENDED
         observer, self._observer = self._observer, None
         return [Finished(observer)] if observer is not None else []
-
-
-def immediate(rejected: Rejected, request_id: str = "") -> Any:
-    """A ProcessingResponse that answers the client in Envoy's place, with a body in OpenAI's error shape."""
-    # Envoy refuses a status outside its enumeration and would answer 500 without our body.
-    status = rejected.status if rejected.status in _STATUSES and rejected.status else 500
-    answer = pb.ProcessingResponse()
-    response = answer.immediate_response
-    response.status.code = status
-    response.body = error_body(status, rejected.message, type=rejected.type, param=rejected.param, code=rejected.code)
-    response.details = f"warmroute_{rejected.reason or rejected.code or status}".replace(" ", "_")
-    named = {"content-type": "application/json", **rejected.headers}
-    if request_id:
-        named[wire.REQUEST_ID] = request_id
-    if rejected.reason:
-        named[wire.DROPPED_REASON] = rejected.reason
-    wire.write(response.headers, named)
-    return answer
-
-
-def _response(**fields: Any) -> Any:
-    return pb.ProcessingResponse(**fields)
-
-
-def _echo(kind: str, data: bytes, end_of_stream: bool) -> Iterator[Any]:
-    """The pieces that put `data` back into a FULL_DUPLEX_STREAMED body; at least one, which may be empty."""
-    for start in range(0, max(len(data), 1), DUPLEX_CHUNK_BYTES):
-        message = pb.ProcessingResponse()
-        piece = getattr(message, kind).response.body_mutation.streamed_response
-        piece.body = data[start : start + DUPLEX_CHUNK_BYTES]
-        piece.end_of_stream = end_of_stream and start + DUPLEX_CHUNK_BYTES >= len(data)
-        yield message
-
-
-def _subset(message: Any) -> tuple[str, ...] | None:
-    """The endpoints the gateway allows: None without a hint, () for a hint that names none.
-
-    Gateways send a list or a comma-separated string. Any other type names no endpoint: a restriction that cannot be
-    read must not become "everything is allowed".
-    """
-    namespaces = message.metadata_context.filter_metadata
-    if SUBSET_NAMESPACE not in namespaces or SUBSET_KEY not in namespaces[SUBSET_NAMESPACE].fields:
-        return None
-    hint = namespaces[SUBSET_NAMESPACE].fields[SUBSET_KEY]
-    if hint.WhichOneof("kind") == "list_value":
-        named = [value.string_value for value in hint.list_value.values]
-    else:
-        named = hint.string_value.split(",")
-    return tuple(stripped for name in named if (stripped := name.strip()))
-
-
-def _served(message: Any) -> str | None:
-    """The endpoint that answered: what the gateway says in metadata, else Envoy's own attribute."""
-    namespaces = message.metadata_context.filter_metadata
-    if LB_NAMESPACE in namespaces and (served := namespaces[LB_NAMESPACE].fields[SERVED_KEY].string_value):
-        return str(served)
-    attributes = message.attributes
-    if ATTRIBUTES_NAMESPACE in attributes:
-        return str(attributes[ATTRIBUTES_NAMESPACE].fields[SERVED_ATTRIBUTE].string_value) or None
-    return None

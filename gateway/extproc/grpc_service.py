@@ -13,21 +13,20 @@ from typing import Any
 import grpc
 from envoy.service.ext_proc.v3 import external_processor_pb2 as pb
 
-from gateway.extproc.core import (
+from gateway.extproc.core import Exchange, ProtocolError
+from gateway.extproc.decision import ABORTED_INTERNAL, ABORTED_PROTOCOL, TTL_EXPIRED, Decided, Decider, Rejected
+from gateway.extproc.effects import (
     Aborted,
     CancelDecide,
     Close,
     Decide,
     Effect,
-    Exchange,
     Finished,
-    ProtocolError,
     ResponseChunk,
     ResponseHeaders,
     Send,
-    immediate,
 )
-from gateway.extproc.decision import ABORTED_INTERNAL, ABORTED_PROTOCOL, TTL_EXPIRED, Decided, Decider, Rejected
+from gateway.extproc.messages import immediate
 
 logger = logging.getLogger("gateway.extproc")
 
@@ -156,7 +155,10 @@ class _Stream:
                     message = arrived
                 if message is grpc.aio.EOF:
                     return
-                await self._carry_out(self.exchange.received(message))
+                effects = self.exchange.received(message)
+                del message  # or a body of megabytes would live until the response begins
+                await self._carry_out(effects)
+                del effects
         except _Closed:
             return
 

@@ -4,21 +4,24 @@ import json
 from typing import Any
 
 import pytest
+from envoy.service.ext_proc.v3 import external_processor_pb2 as pb
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.extproc import core
-from gateway.extproc.core import Aborted, CancelDecide, Close, Decide, Exchange, Finished, ProtocolError, Send
+from gateway.extproc import effects as kinds
+from gateway.extproc import messages as wire
+from gateway.extproc.core import Exchange, ProtocolError
 from gateway.extproc.decision import Decided, Rejected
+from gateway.extproc.effects import Aborted, CancelDecide, Close, Decide, Finished, Send
 
 TO_A = Decided(destination=["10.0.0.1:8000"])
 
 
-def sent(effects: list[core.Effect]) -> list[Any]:
+def sent(effects: list[kinds.Effect]) -> list[Any]:
     return [effect.message for effect in effects if isinstance(effect, Send)]
 
 
-def asked(effects: list[core.Effect]) -> Decide:
+def asked(effects: list[kinds.Effect]) -> Decide:
     (decide,) = [effect for effect in effects if isinstance(effect, Decide)]
     return decide
 
@@ -80,7 +83,7 @@ def test_a_rejection_is_an_openai_error_with_the_dropped_reason(messages: Any) -
 
 
 def test_a_status_that_envoy_does_not_know_becomes_500() -> None:
-    assert core.immediate(Rejected(status=799, message="?")).immediate_response.status.code == 500
+    assert wire.immediate(Rejected(status=799, message="?")).immediate_response.status.code == 500
 
 
 @pytest.mark.parametrize("hint", [[], "", " , ", 7, None, {"a": 1}, [3]])
@@ -115,7 +118,7 @@ def test_messages_that_cannot_come_are_protocol_errors(messages: Any) -> None:
     with pytest.raises(ProtocolError):
         exchange.received(messages.head())
     with pytest.raises(ProtocolError, match="newer"):
-        Exchange().received(core.pb.ProcessingRequest())
+        Exchange().received(pb.ProcessingRequest())
 
 
 # --- routing
@@ -165,7 +168,7 @@ def test_duplex_answers_nothing_before_the_whole_body_and_then_headers_first(mes
 def test_an_echo_is_complete_in_pieces_of_at_most_62000_bytes_with_one_end(size: int, trailers: bool) -> None:
     data = bytes(size)
     pieces = [
-        m.request_body.response.body_mutation.streamed_response for m in core._echo("request_body", data, not trailers)
+        m.request_body.response.body_mutation.streamed_response for m in wire.echo("request_body", data, not trailers)
     ]
     assert b"".join(p.body for p in pieces) == data
     assert all(len(p.body) <= 62_000 for p in pieces)
@@ -231,9 +234,9 @@ def test_modes_that_show_no_body_in_time_are_decided_by_head_and_wave_the_body_t
     assert exchange.received(messages.body(b"early", end=False)) == [], "answers keep their order"
     routing, early = sent(exchange.decided(TO_A))
     assert routing.WhichOneof("response") == "request_headers"
-    assert early == core.pb.ProcessingResponse(request_body={})
+    assert early == pb.ProcessingResponse(request_body={})
     (late,) = sent(exchange.received(messages.body(b"late")))
-    assert late == core.pb.ProcessingResponse(request_body={})
+    assert late == pb.ProcessingResponse(request_body={})
 
 
 def test_a_prefix_of_a_body_is_marked_as_incomplete(messages: Any) -> None:
@@ -329,12 +332,12 @@ def test_only_end_of_stream_finishes(messages: Any, recorder: Any) -> None:
     exchange = observed(messages, recorder, response_headers={"X-Warmroute-Endpoint": "a:1"})
     answer, seen = exchange.received(messages.response(attribute="a:1"))
     assert isinstance(answer, Send)
-    assert isinstance(seen, core.ResponseHeaders)
+    assert isinstance(seen, kinds.ResponseHeaders)
     assert set_headers(answer.message.response_headers.response.header_mutation) == {"x-warmroute-endpoint": b"a:1"}
     assert (seen.status, seen.served) == (200, "a:1")
     answer, chunk = exchange.received(messages.response_body(b"data"))
-    assert answer == Send(core.pb.ProcessingResponse(response_body={}))
-    assert chunk == core.ResponseChunk(recorder, b"data")
+    assert answer == Send(pb.ProcessingResponse(response_body={}))
+    assert chunk == kinds.ResponseChunk(recorder, b"data")
     _, end = exchange.received(messages.response_body(b"", end=True))
     assert end == Finished(recorder)
     assert exchange.ended() == []
@@ -404,7 +407,7 @@ def test_a_response_of_the_proxys_own_ends_the_deciding(messages: Any) -> None:
     exchange.received(messages.head(end=True))
     effects = exchange.received(messages.response(504))
     assert effects[0] == CancelDecide()
-    assert effects[1] == Send(core.pb.ProcessingResponse(response_headers={}))
+    assert effects[1] == Send(pb.ProcessingResponse(response_headers={}))
     assert exchange.decided(TO_A) == []
 
 
@@ -414,7 +417,7 @@ def test_a_response_of_the_proxys_own_ends_the_deciding(messages: Any) -> None:
 @given(st.data())
 def test_whatever_the_proxy_sends_every_decision_gets_exactly_one_end(data: st.DataObject) -> None:
     mode = data.draw(st.sampled_from([0, 1, 2, 3, 4]))
-    make = core.pb.ProcessingRequest
+    make = pb.ProcessingRequest
 
     def head() -> Any:
         message = make(request_headers={"end_of_stream": data.draw(st.booleans())})
