@@ -45,8 +45,8 @@ class Shape(msgspec.Struct, frozen=True, kw_only=True):
     requests: int = 240
     turns: int = 6
     groups: int = 10
-    system_words: int = 700
-    document_words: int = 1400
+    system_words: int = 1200
+    document_words: int = 2600
     user_words: int = 160
     spread_s: float = 18.0
     pause_s: float = 1.6
