@@ -16,7 +16,7 @@ Rules
 5. What other routers have sent comes in through `feed`, as sums per slot, and is added to the same columns.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import msgspec
 
@@ -70,6 +70,8 @@ class Books:
         self._last_first_token: dict[int, float] = {}
         self._peers: dict[str, dict[int, Sums]] = {}
         self._choices = 0
+        self.when_freed: list[Callable[[], None]] = []
+        """Called when an endpoint has less to do: a prefill is over, or a request has left."""
         fleet.when_released.append(self._forget)
 
     def __len__(self) -> int:
@@ -90,13 +92,16 @@ class Books:
         cached_tokens: float = 0.0,
         keys: Sequence[int] = (),
         prefill_only: bool = False,
+        model: str = "",
+        unseen: bool = False,
     ) -> None:
         """Enter a request at the moment it is decided.
 
         `uncached_tokens` is what the slot has to prefill (0 for a decode leg whose prefill runs elsewhere), `cached_tokens`
         the rest of the prompt. `keys` are the block keys of the whole prompt; they count as cached on the slot until the
-        first token. `prefill_only`: the leg ends with `prefilled` or the first token. The same id on the same slot again
-        (a retry) replaces the old entry.
+        first token. `prefill_only`: the leg ends with `prefilled` or the first token. `unseen`: the reply is not streamed, so
+        no first token is seen before its end; whoever knows better calls `computed`. The same id on the same slot again (a
+        retry) replaces the old entry.
         """
         fleet = self._fleet
         legs = self._requests.setdefault(request_id, [])
@@ -104,7 +109,7 @@ class Books:
             self._drop(old)
             legs.remove(old)
         leg = Leg(request_id, slot, float(uncached_tokens), float(cached_tokens), float(expected_output), now)
-        leg.prefill_only = prefill_only
+        leg.prefill_only, leg.model, leg.unseen = prefill_only, model, unseen
         leg.keys = keys
         legs.append(leg)
         self._waiting.setdefault(slot, {})[id(leg)] = leg
@@ -151,7 +156,17 @@ class Books:
             if leg.slot == slot and leg.waiting:
                 held = min(float(cached_tokens), leg.cached + leg.uncached)
                 uncached = leg.cached + leg.uncached - held
-                self.reserve(request_id, slot, uncached, leg.expected, now, cached_tokens=held, keys=leg.keys)
+                self.reserve(
+                    request_id,
+                    slot,
+                    uncached,
+                    leg.expected,
+                    now,
+                    cached_tokens=held,
+                    keys=leg.keys,
+                    model=leg.model,
+                    unseen=leg.unseen,
+                )
                 return True
         return False
 
@@ -167,12 +182,27 @@ class Books:
         for leg in legs:
             if leg.waiting:
                 changed = True
-                self._last_first_token[leg.slot] = now
-                self._stop_waiting(leg)
-                self._fleet.decoding[leg.slot] += 1
-                self._fleet.decode_tokens[leg.slot] += leg.cached + leg.uncached
+                self._decodes(leg, now)
         self._heard(request_id, legs, now)
         return changed
+
+    def computed(self, request_id: str, slot: int, now: float) -> None:
+        """The prompt is computed on this slot, whatever was seen of the reply."""
+        for leg in self._requests.get(request_id, ()):
+            if leg.slot == slot and leg.waiting:
+                if leg.prefill_only:
+                    self.prefilled(request_id, now)
+                else:
+                    self._decodes(leg, now)
+                return
+
+    def computing(self) -> list[int]:
+        """Slots that have a request without a first token."""
+        return [slot for slot, legs in self._waiting.items() if legs]
+
+    def oldest(self, slot: int) -> Leg | None:
+        """The longest waiting request without a first token; the engine works on it. Not to be changed."""
+        return next(iter(self._waiting.get(slot, {}).values()), None)
 
     def alive(self, request_id: str, now: float) -> None:
         """Something was heard of the request (a chunk of a long answer): the idle timeout starts again."""
@@ -185,15 +215,20 @@ class Books:
         request is not on `old`."""
         for leg in self._requests.get(request_id, ()):
             if leg.slot == old and leg.waiting:
-                tokens, expected, keys, prefill_only = (
-                    leg.cached + leg.uncached,
-                    leg.expected,
-                    leg.keys,
-                    leg.prefill_only,
-                )
+                tokens, keys = leg.cached + leg.uncached, leg.keys
                 self._drop(leg)
                 self._requests[request_id].remove(leg)
-                self.reserve(request_id, new, tokens, expected, now, keys=keys, prefill_only=prefill_only)
+                self.reserve(
+                    request_id,
+                    new,
+                    tokens,
+                    leg.expected,
+                    now,
+                    keys=keys,
+                    prefill_only=leg.prefill_only,
+                    model=leg.model,
+                    unseen=leg.unseen,
+                )
                 return True
         return False
 
@@ -275,6 +310,17 @@ class Books:
             for leg in self._requests.pop(request_id):
                 self._drop(leg)
 
+    def _decodes(self, leg: Leg, now: float) -> None:
+        self._last_first_token[leg.slot] = now
+        self._stop_waiting(leg)
+        self._fleet.decoding[leg.slot] += 1
+        self._fleet.decode_tokens[leg.slot] += leg.cached + leg.uncached
+        self._freed()
+
+    def _freed(self) -> None:
+        for told in self.when_freed:
+            told()
+
     def _stop_waiting(self, leg: Leg) -> None:
         fleet, slot = self._fleet, leg.slot
         leg.waiting = False
@@ -295,6 +341,7 @@ class Books:
             fleet.decode_tokens[slot] -= leg.cached + leg.uncached
         fleet.in_flight[slot] -= 1
         fleet.reserved_tokens[slot] -= leg.uncached + leg.expected
+        self._freed()
 
     def _show_oldest(self, slot: int) -> None:
         """Put the longest waiting request into the columns; the engine works on it first."""

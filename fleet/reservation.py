@@ -15,6 +15,7 @@ class Leg:
         "cached",
         "expected",
         "keys",
+        "model",
         "prefill_only",
         "request_id",
         "reserved_at",
@@ -23,6 +24,7 @@ class Leg:
         "square",
         "stored",
         "uncached",
+        "unseen",
         "waiting",
     )
 
@@ -35,3 +37,5 @@ class Leg:
         self.reserved_at = self.seen_at = now
         self.waiting = True
         self.prefill_only = False
+        self.model = ""
+        self.unseen = False  # nothing of the reply is seen before its end

@@ -19,9 +19,12 @@ from gateway.config_plugins import Plugins
 from gateway.config_source import ConfigError, Problem, Source, did_you_mean, read, read_file
 from gateway.cycle import Profile, Scheduler
 from gateway.data_layer_config import DataSource, Parser
+from gateway.expected_work_queue import ExpectedWorkQueue
 from gateway.plugin_modules import load_plugin_modules
 from gateway.producers_config import PrecisePrefixCacheProducer, TokenProducer
 from gateway.saturation import SaturationDetector
+from gateway.work_queue import WorkQueue
+from scorers.expected_work_scorer import ExpectedWorkScorer
 
 DEFAULT_DOCUMENT = f"""\
 apiVersion: {API_VERSION}
@@ -29,6 +32,9 @@ kind: {KIND}
 plugins: []
 """
 """What runs without any configuration: one profile with the default scorer, and no endpoints."""
+
+DECISION_MARGIN_S = 8.0
+"""What understanding a request may take at worst: an engine that renders prompts takes seconds for its first one."""
 
 
 class LoadedConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -48,6 +54,8 @@ class LoadedConfig(msgspec.Struct, frozen=True, kw_only=True):
     """None: the configuration says nothing about where endpoints come from."""
     parsers: list[Parser]
     detector: SaturationDetector
+    queue: tuple[ExpectedWorkQueue, ExpectedWorkScorer] | None
+    """The router queue and the scorer that prices for it; None: nothing waits here."""
     warnings: list[Problem]
 
     @property
@@ -72,6 +80,23 @@ class LoadedConfig(msgspec.Struct, frozen=True, kw_only=True):
         """The cycle over these profiles."""
         fallbacks = self.settings.fallback_endpoints
         return Scheduler(fleet, self.profiles, self.handler, self.plugins.values(), fallbacks, self.detector)
+
+    @property
+    def pricing(self) -> ExpectedWorkScorer | None:
+        """The scorer whose constants say how long a prefill takes; None where no constants are given."""
+        scorers = [it for it in self.plugins.values() if isinstance(it, ExpectedWorkScorer)]
+        return self.queue[1] if self.queue else next(iter(scorers), None)
+
+    def work_queue(self, fleet: Fleet) -> WorkQueue | None:
+        """The router queue, empty; None where nothing waits."""
+        return self.queue[0].queue(fleet, self.queue[1]) if self.queue else None
+
+    @property
+    def decision_limit_s(self) -> float:
+        """Seconds after which a decision has gone wrong: understanding, waiting in the queue, a prefill leg, and some more."""
+        waiting = self.queue[0].parameters.max_wait if self.queue else 0.0
+        leg = self.settings.handoff.timeout if self.settings.handoff.mode == "gateway" else 0.0
+        return waiting + leg + DECISION_MARGIN_S
 
 
 def load(path: Path | str | None) -> LoadedConfig:
@@ -124,6 +149,7 @@ def load_source(source: Source) -> LoadedConfig:
     discovery = wiring.discovery(document, plugins)
     parsers = wiring.parsers(document, plugins)
     detector = wiring.detector(document, plugins)
+    queue = wiring.queue(plugins)
     wiring.unused(plugins)
 
     if decoder.problems or handler is None or detector is None:
@@ -140,6 +166,7 @@ def load_source(source: Source) -> LoadedConfig:
         discovery=discovery,
         parsers=parsers,
         detector=detector,
+        queue=queue,
         warnings=_in_order(plugins.warnings),
     )
 

@@ -193,6 +193,8 @@ class Settings(Section, frozen=True, kw_only=True):
     """After SIGTERM: seconds to finish what runs."""
     decide_timeout: Duration = 0.4
     """A decision that takes longer is made by load alone."""
+    objectives: dict[str, int] = {}
+    """Priorities by the objective that a request names (x-llm-d-inference-objective); 0 for any other, negative = shed first."""
     handoff: Handoff = Handoff()
     forward_token_ids: bool = False
     """Send the router's token ids with chat requests, so that the engine does not tokenize again (vLLM, experimental)."""

@@ -16,9 +16,11 @@ from gateway.data_layer_config import (
     MetricsDataSource,
     Parser,
 )
+from gateway.expected_work_queue import ExpectedWorkQueue
 from gateway.producers_config import ApproxPrefixCacheProducer, PrecisePrefixCacheProducer, TokenProducer
 from gateway.profile_handlers import StagedHandler
 from gateway.saturation import SaturationDetector
+from scorers.expected_work_scorer import ExpectedWorkScorer
 from scorers.precise_prefix_cache_scorer import PrecisePrefixCacheScorer
 
 DEFAULT_SCORER = "expected-work-scorer"
@@ -30,9 +32,11 @@ INJECTED_PRODUCERS = (DEFAULT_MATCH, "inflight-load-producer", "token-producer")
 
 
 def default_scorer(document: Document, plugins: Plugins) -> None:
-    """Where neither profiles nor scorers are written, the one that needs no other beside it."""
+    """Where neither profiles nor scorers are written, the one that needs no other beside it, and the queue before it."""
     if not document.scheduling_profiles and not plugins.of(Scorer) and not plugins.broken(Scorer):
         plugins.inject(DEFAULT_SCORER, Scorer)
+        if not plugins.of(ExpectedWorkQueue) and not plugins.broken(ExpectedWorkQueue):
+            plugins.inject(ExpectedWorkQueue.type, ExpectedWorkQueue)
 
 
 def profiles(document: Document, plugins: Plugins) -> list[Profile]:
@@ -261,6 +265,28 @@ def detector(document: Document, plugins: Plugins) -> SaturationDetector | None:
     if ref:
         return plugins.find(ref.plugin_ref, SaturationDetector, at, "a saturation detector")
     return plugins.inject(DEFAULT_DETECTOR, SaturationDetector)
+
+
+def queue(plugins: Plugins) -> tuple[ExpectedWorkQueue, ExpectedWorkScorer] | None:
+    """The router queue and the scorer that prices for it; None where it is not named, or after a report."""
+    declared, scorers = plugins.of(ExpectedWorkQueue), plugins.of(ExpectedWorkScorer)
+    if not declared:
+        return None
+    name, found = next(iter(declared.items()))
+    for second in list(declared)[1:]:
+        plugins.decoder.report(plugins.at[second], f"a second router queue; {name!r} is already there, keep one")
+    if wanted := found.parameters.scorer_name:
+        at = (*plugins.at[name], "parameters", "scorerName")
+        scorer = plugins.find(wanted, ExpectedWorkScorer, at, "an expected-work-scorer")
+        return (found, scorer) if scorer else None
+    if len(scorers) != 1:
+        what = (
+            f"scorerName: one of {', '.join(scorers)}" if scorers else "an expected-work-scorer, which prices prompts"
+        )
+        if scorers or not plugins.broken(ExpectedWorkScorer):
+            plugins.decoder.report(plugins.at[name], f"{name!r} needs {what}")
+        return None
+    return found, next(iter(scorers.values()))
 
 
 def unused(plugins: Plugins) -> None:

@@ -88,7 +88,7 @@ class Matcher:
 
     def keys(self, prompt: Tokenized, served: Served, also: Collection[int] = ()) -> Keys:
         """The prompt's block keys at every block size of the fleet, and at those of `also`."""
-        block_of = {slot: self._block_tokens(slot) for slot in map(int, self._fleet.slots())}
+        block_of = {slot: self.block_tokens(slot) for slot in map(int, self._fleet.slots())}
         root = root_key(served.base, lora=served.lora, salt=prompt.salt)
         by_block: dict[int, Sequence[int]] = {}
         for block in {*block_of.values(), *also}:
@@ -129,7 +129,8 @@ class Matcher:
         """Make a chosen prompt's blocks the most recently used; the event stream says nothing about hits."""
         self._index.touch(keys)
 
-    def _block_tokens(self, slot: int) -> int:
+    def block_tokens(self, slot: int) -> int:
+        """Tokens per block key of prompts on this slot."""
         return self._streams.block_tokens(slot) or int(self._fleet.block_tokens[slot]) or FALLBACK_BLOCK_TOKENS
 
     def _trust(self, capacity: int, raw: Vector) -> Vector:

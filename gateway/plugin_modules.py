@@ -20,6 +20,7 @@ MODULES = (
     "gateway.producers_config",
     "gateway.data_layer_config",
     "gateway.saturation",
+    "gateway.expected_work_queue",
     "gateway.profile_handlers",
 )
 
