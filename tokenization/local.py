@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 import tokenizers
 
-from tokenization.body import parse_body
+from tokenization.body import MAX_TOKEN_ID, parse_body
 from tokenization.conversation import Conversation, conversation
 from tokenization.cuts import hard_tokens, turn_token
 from tokenization.encoders import Encoder, Ids, ReferenceEncoder, choose_encoder
@@ -151,8 +151,9 @@ class LocalTokenizer:
         return self._encode(text, add_special_tokens)[0]
 
     def decode(self, ids: Sequence[int] | Ids) -> str:
-        """The text of `ids`, special tokens included."""
-        return str(self._reference.decode([int(i) for i in ids], skip_special_tokens=False))
+        """The text of `ids`, special tokens included; ids outside of the vocabulary have none."""
+        known = [number for i in ids if 0 <= (number := int(i)) <= MAX_TOKEN_ID]
+        return str(self._reference.decode(known, skip_special_tokens=False))
 
     # Prompts -----------------------------------------------------------------------------------------------------
 

@@ -53,6 +53,14 @@ def test_a_doubled_bos_is_found_on_the_second_token(llama3_1: LocalTokenizer) ->
 
 
 IMAGE = {"type": "image_url", "image_url": {"url": "x"}}
+
+
+def test_ids_that_no_tokenizer_has_are_compared_too(qwen3: LocalTokenizer) -> None:
+    found = compare([9707, 2**40], [9707, 1879], qwen3.decode)
+    assert found is not None
+    assert (found.engine_text, found.router_text) == ("", " world")
+
+
 BODY: dict[str, Any] = {"messages": [{"role": "user", "content": "Hello"}]}
 
 
