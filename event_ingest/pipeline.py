@@ -224,6 +224,8 @@ class EventPath:
             self._skip(skipped, seq, now)
         if decoded.batch is None:
             return
+        if self.ledger.engine_block_tokens is None:
+            self.ledger.learn(decoded.batch.events)
         for event in decoded.batch.events:
             self.events[event_kind(event)] += 1
             self._operate(self.ledger.apply(event))

@@ -11,8 +11,8 @@ Rules
 4. Groups. Full-attention kinds (and engines that do not say) decide about prefixes and have the plain keys; where a model has
    several such groups a block counts when all of them hold it. Other groups (sliding window, Mamba) announce only the blocks
    they keep: their hashes are placed by the full-attention event that names the same hashes, before or after, and entered
-   under `group_key` for the hit rule of `indexer.hybrid`. That rule counts in engine blocks: for such engines leave the
-   router's block size at theirs, with a larger one windows look emptier than they are.
+   under `group_key` for the hit rule of `indexer.hybrid`. That rule counts in engine blocks, so engines with such groups
+   are always indexed at their own block size, whatever is configured.
 5. After batches were lost (`distrust`) no count can be believed. Every block held then becomes a *suspect*: it moves to the
    tier with the smallest claim. A store makes it certain again (one copy), a removal ends it, and the engine's own
    `cached_tokens` confirm or drop it (`confirm`). Counting one copy may drop a block early, never keep it too long.
@@ -126,6 +126,12 @@ class Reblocker:
         return len(self._suspects)
 
     # ------------------------------------------------------------------------------------------------------- events
+
+    def learn(self, events: Sequence[Event]) -> None:
+        """Look at a batch before its events are applied: which cache groups there are decides about the block size."""
+        for event in events:
+            if isinstance(event, BlockStored):
+                self._group(event)
 
     def apply(self, event: Event) -> list[Operation]:
         """Apply one event; the operations are for the index, in order."""
@@ -264,7 +270,7 @@ class Reblocker:
 
     def _begin(self, engine_block_tokens: int) -> None:
         self.engine_block_tokens = engine_block_tokens
-        if self._block_tokens is None:
+        if self._block_tokens is None or self._tails:
             self._block_tokens = engine_block_tokens
         self._chain = Chain(
             model=self._model,

@@ -257,7 +257,7 @@ def _summarise(report: Report, index: Index, players: Iterable[_Player]) -> None
             report.hashes.unverifiable += path.verifier.counts.unverifiable
             report.mismatch = report.mismatch or path.verifier.mismatch
         report.streams[path.name] = path.counters()
-        report.block_tokens = report.block_tokens or path.block_tokens
+        report.block_tokens = path.block_tokens or report.block_tokens
     report.events = dict(sorted(events.items()))
     report.skipped = dict(sorted(skipped.items()))
     stats = index.stats()

@@ -115,6 +115,7 @@ class Counters(msgspec.Struct):
 class _Question(msgspec.Struct):
     start: int
     deadline: float
+    known: bool  # whether `start` is a batch that was applied, so that an answer must contain it
     repair: bool = False
     progress: bool = False
     answers: int = 0
@@ -137,6 +138,7 @@ class Stream:
         self._question: _Question | None = None
         self._failures = 0  # questions without progress since the last progress
         self._fault: Fault | None = None
+        self._unverified = False  # reconnected, and not yet seen that it is still the same incarnation
         self._fault_before = 0  # the first batch after which the fault matters no more, if that batch clears the cache
         self._connected = False
         self._heard_at = 0.0
@@ -169,6 +171,9 @@ class Stream:
             return self._done(now)
         self.state = State.SYNCING if self._next is None else State.CATCHING_UP
         self._failures = 0
+        self._unverified = self._next is not None
+        self.counters.waiting_dropped += len(self._waiting)
+        self._waiting.clear()  # they may be another incarnation's; the answer has them if they are not
         self._ask(now)
         return self._done(now)
 
@@ -193,7 +198,7 @@ class Stream:
             self._fault = None if seq == 0 else self._fault or (Reason.NO_REPLAY, f"joined at batch {seq}")
         if self._next is not None and seq < self._next:
             self.counters.duplicates += 1
-        elif seq == self._next:
+        elif seq == self._next and not self._unverified:
             self._apply(seq, ts, item)
             self._drain()
         else:
@@ -232,8 +237,10 @@ class Stream:
             self._lose("older than the engine's buffer", seq - self._next)
             self._waiting = {number: held for number, held in self._waiting.items() if number >= seq}
             self._next = seq
+        self._unverified = False  # the first answer was the last batch applied, or what follows a loss
         if seq < self._next:
             self.counters.duplicates += 1
+            self._drain()
         elif seq == self._next:
             question.progress = True
             self._apply(seq, ts, item)
@@ -248,8 +255,8 @@ class Stream:
         if question is None:
             return self._done(now)
         self._question = None
-        if self._next is not None and self._next > 0 and question.newest < self._next - 1:
-            # The engine does not have the last batch that we applied: it has published less than we have seen.
+        if question.known and question.newest < question.start:
+            # The engine does not have the last batch that we had applied: it has published less than we have seen.
             self._restart(now)
             return self._done(now)
         if question.progress:
@@ -337,6 +344,7 @@ class Stream:
     def _forget(self, reason: str) -> None:
         self._out.append(DropAll(reason))
         self._next = None
+        self._unverified = False
         self._times.clear()
         self._waiting.clear()
         self._last_live = None
@@ -358,7 +366,12 @@ class Stream:
 
     def _ask(self, now: float, *, repair: bool = False) -> None:
         start = 0 if repair or self._next is None else max(self._next - 1, 0)
-        self._question = _Question(start=start, deadline=now + self._limits.answer_timeout_s, repair=repair)
+        self._question = _Question(
+            start=start,
+            deadline=now + self._limits.answer_timeout_s,
+            known=self._next is not None and self._next > 0,
+            repair=repair,
+        )
         self.counters.questions += 1
         self._out.append(AskReplay(start))
 
@@ -376,17 +389,19 @@ class Stream:
             self.state = State.LIVE
             return
         self._failures += asked
+        never_synced = self._next is None
         if self._failures < self._limits.questions and self._connected:
             self._ask(now)
         else:
             self._give_up("no answer to replay questions" if silent else "missing in the engine's answers")
-            if silent and self._fault is not None and self._limits.probe_idle_s:
+            if (silent or never_synced) and self._fault is not None and self._limits.probe_idle_s:
                 self._repair_delay = self._limits.probe_idle_s
                 self._repair_at = now + self._repair_delay
 
     def _give_up(self, reason: str) -> None:
         """What is missing cannot be had: go on from the first batch that waits."""
         self._failures = 0
+        self._unverified = False
         self.state = State.LIVE
         first = min(self._waiting, default=None)
         if self._next is None:
