@@ -16,6 +16,7 @@ from event_ingest.verify import Verifier
 from fleet.endpoint import Endpoint
 from fleet.fleet import Fleet
 from gateway.config import LoadedConfig
+from gateway.hybrid_matching import Layout
 from gateway.metrics import StreamState
 from gateway.served_models import ServedModels
 from indexer.index import Index
@@ -140,6 +141,13 @@ class EventStreams:
         """Tokens per block key of this slot's entries; 0 while nothing has been learned."""
         path = self._paths.get(slot)
         return (path.block_tokens or 0) if path else 0
+
+    def layout(self, slot: int) -> Layout:
+        """The cache groups of this slot's engine as far as announced; empty where full attention is all there is."""
+        path = self._paths.get(slot)
+        if path is None or not path.is_hybrid:
+            return ()
+        return path.groups
 
     def trust(self, slot: int) -> Trust:
         """What can be claimed about this slot's entries."""

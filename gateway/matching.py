@@ -1,10 +1,12 @@
 """From token ids to how much every endpoint holds: block keys, the index, and what the streams' trust makes of it.
 
 Keys are computed once per block size that the fleet's streams use, continuing the chains of earlier turns; the index
-answers leading blocks per slot; a stream that is not exact counts at a discount (`indexer.trust`).
+answers leading blocks per slot; a stream that is not exact counts at a discount (`indexer.trust`). Engines with several kinds
+of attention are cut to what all their cache groups can use (`gateway.hybrid_matching`). Blocks that were just sent somewhere
+count in full where predictions are on (`indexer.predicted`): they are our own knowledge, no stream has to vouch for them.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Protocol
 
 import msgspec
@@ -12,10 +14,12 @@ import numpy as np
 
 from fleet.fleet import Fleet, Vector
 from fleet.request import Match
+from gateway.hybrid_matching import Layout, cut_to_usable, tail_keys
 from gateway.served_models import Served
 from indexer.block_key import block_keys, media_extras, root_key
 from indexer.index import Index
 from indexer.matched import DEFAULT_WEIGHTS
+from indexer.predicted import Predicted
 from indexer.trust import Trust
 from tokenization.encoders import Ids
 from tokenization.segments import KeyChainCache
@@ -55,7 +59,7 @@ class Found(msgspec.Struct, frozen=True):
 
     match: Match
     raw_tokens: Vector
-    """Leading tokens in the index per slot, undiscounted and not capped."""
+    """Leading tokens in the index per slot, undiscounted and not capped; predicted blocks are not in it."""
 
     def predicted(self, slot: int, keys: Keys) -> int:
         """Cached tokens the engine on `slot` should report: whole blocks, and at least one token is always computed."""
@@ -70,7 +74,7 @@ def extend_keys(parent: int, ids: Ids, block_tokens: int) -> Sequence[int]:
 
 
 class Matcher:
-    """Keys and matches over one index. Called from any thread; writes nothing but its key-chain cache."""
+    """Keys and matches over one index. `keys` may be called from any thread, the rest on the event loop's."""
 
     def __init__(
         self,
@@ -79,11 +83,18 @@ class Matcher:
         streams: Streams,
         weights: Sequence[float] = DEFAULT_WEIGHTS,
         chains: KeyChainCache | None = None,
+        *,
+        layout_of: Callable[[int], Layout] = lambda slot: (),
+        predicted: Predicted | None = None,
     ) -> None:
+        """`layout_of`: the cache groups of a slot's engine, empty where it has full attention only."""
         self._fleet = fleet
         self._index = index
         self._streams = streams
         self._weights = tuple(weights)
+        self._layout_of = layout_of
+        self._layouts: set[Layout] = set()
+        self.predicted = predicted
         self.chains = chains or KeyChainCache(extend_keys)
 
     def keys(self, prompt: Tokenized, served: Served, also: Collection[int] = ()) -> Keys:
@@ -101,40 +112,65 @@ class Matcher:
 
     def match(self, keys: Keys) -> Found:
         """Leading cached tokens per slot."""
-        capacity = self._fleet.capacity
-        raw, weighted = np.zeros(capacity), np.zeros(capacity)
-        total = 0
-        for block in set(keys.block_of.values()):
-            chain = keys.by_block[block]
-            total = max(total, len(chain) * block)
-            matched = self._index.match(chain)
-            if not matched.runs:
-                continue
-            here = np.zeros(capacity, np.bool_)
-            here[[slot for slot, size in keys.block_of.items() if size == block and slot < capacity]] = True
-            np.copyto(raw, matched.tokens(capacity, block), where=here)
-            np.copyto(weighted, matched.weighted_tokens(capacity, block, self._weights), where=here)
-        trust = self._trust(capacity, raw)
+        raw, weighted = self._leading(keys, None)
+        trust = self._trust(raw)
+        tokens, worth = raw * trust, weighted * trust
+        if self.predicted:
+            soon, soon_worth = self._leading(keys, self.predicted)
+            tokens += np.maximum(soon - raw, 0.0)
+            worth += np.maximum(soon_worth - weighted, 0.0)
         smallest = min(keys.block_of.values(), default=FALLBACK_BLOCK_TOKENS)
         match = Match(
-            tokens=raw * trust,
-            weighted_tokens=weighted * trust,
-            total_tokens=total,
+            tokens=tokens,
+            weighted_tokens=worth,
+            total_tokens=max((len(keys.by_block[block]) * block for block in set(keys.block_of.values())), default=0),
             block_tokens=smallest,
             keys=keys.by_block.get(smallest, ()),
         )
         return Found(match, raw)
 
+    def expect(self, slot: int, keys: Keys, now: float) -> int | None:
+        """A request goes to `slot`: predict what it lacks there. A ticket for `Predicted.release`, None if all is held."""
+        if self.predicted is None or slot not in keys.block_of:
+            return None
+        chain = keys.for_slot(slot)
+        held = self._index.match(chain).by_slot().get(slot, 0)
+        return self.predicted.predict(slot, chain[held:], now) if held < len(chain) else None
+
     def touch(self, keys: Sequence[int]) -> None:
         """Make a chosen prompt's blocks the most recently used; the event stream says nothing about hits."""
+        for layout in self._layouts:
+            self._index.touch(tail_keys(keys, layout))
         self._index.touch(keys)
 
     def block_tokens(self, slot: int) -> int:
         """Tokens per block key of prompts on this slot."""
         return self._streams.block_tokens(slot) or int(self._fleet.block_tokens[slot]) or FALLBACK_BLOCK_TOKENS
 
-    def _trust(self, capacity: int, raw: Vector) -> Vector:
-        trust = np.ones(capacity)
+    def _leading(self, keys: Keys, predicted: Predicted | None) -> tuple[Vector, Vector]:
+        """Leading tokens per slot, plain and weighted by tier."""
+        capacity = self._fleet.capacity
+        raw, weighted = np.zeros(capacity), np.zeros(capacity)
+        for block in set(keys.block_of.values()):
+            matched = self._index.match(keys.by_block[block], predicted)
+            if not matched.runs:
+                continue
+            here = np.zeros(capacity, np.bool_)
+            here[[slot for slot, size in keys.block_of.items() if size == block and slot < capacity]] = True
+            np.copyto(raw, matched.tokens(capacity, block), where=here)
+            np.copyto(weighted, matched.weighted_tokens(capacity, block, self._weights), where=here)
+        hybrids: dict[int, dict[int, Layout]] = {}
+        for slot in map(int, np.flatnonzero(raw)):
+            if layout := self._layout_of(slot):
+                hybrids.setdefault(keys.block_of[slot], {})[slot] = layout
+        for block, layouts in hybrids.items():
+            self._layouts.update(layouts.values())
+            chain, prompt = keys.by_block[block], keys.prompt_tokens
+            cut_to_usable(self._index, chain, block, prompt, layouts, self._weights, raw, weighted, predicted)
+        return raw, weighted
+
+    def _trust(self, raw: Vector) -> Vector:
+        trust = np.ones(len(raw))
         for slot in np.flatnonzero(raw):
             trust[slot] = self._streams.trust(int(slot)).weight
         return trust
