@@ -319,15 +319,21 @@ class Stream:
         """Whether a live batch shows that another incarnation of the engine is speaking (rules 3 and 4)."""
         if ts is None:
             return False  # cannot be told; the next readable batch will
-        if seq in self._times or seq in self._waiting:
+        if self._known_time(seq) is not None:
             return self._differs(seq, ts)
         if self._last_live is not None and seq <= self._last_live[0] and ts > self._last_live[1]:
             return True  # later in time, earlier in number
+        if seq in self._times or seq in self._waiting:
+            return False  # that one was unreadable
         return self._next is not None and seq < self._next
+
+    def _known_time(self, seq: int) -> float | None:
+        waiting = self._waiting.get(seq)
+        return waiting[0] if waiting is not None else self._times.get(seq)
 
     def _differs(self, seq: int, ts: float | None) -> bool:
         """Whether a number is known with another time."""
-        known = self._times[seq] if seq in self._times else self._waiting[seq][0] if seq in self._waiting else ts
+        known = self._known_time(seq)
         return ts is not None and known is not None and ts != known
 
     def _restart(self, now: float, *, begins: bool = False) -> None:

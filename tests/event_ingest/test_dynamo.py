@@ -92,9 +92,7 @@ def test_no_bytes_make_the_decoder_raise(body: bytes) -> None:
 
 @pytest.mark.parametrize(
     "subject",
-@pytest.mark.parametrize(
-    "subject", ["", "namespace.a", "namespace.a.component.b", "a.b.c.d.kv-events", "namespace.a.component.b.c.kv-events"]
-)
+    ["", "namespace.a", "namespace.a.component.b", "a.b.c.d.kv-events", "namespace.a.component.b.c.kv-events"],
 )
 def test_other_subjects_are_none(subject: str) -> None:
     assert parse_subject(subject) is None
@@ -128,13 +126,7 @@ def test_subjects_of_all_releases_are_understood(subject: str, expected: Subject
     [
         ("backend", Role.BOTH),
         ("prefill", Role.PREFILL),
-    [
-        ("backend", Role.BOTH),
-        ("prefill", Role.PREFILL),
         ("VllmDecode-decode", Role.DECODE),
-        ("prefill_2", Role.PREFILL),
-        ("router", None),
-    ],
         ("prefill_2", Role.PREFILL),
         ("router", None),
     ],
