@@ -56,6 +56,10 @@ class StagedHandler(ProfileHandler):
         """The `ip:port` that requests for this slot are sent to."""
         return fleet.endpoint(slot).address
 
+    def prefill_slot(self, picks: Mapping[str, Slots]) -> int | None:
+        """The slot that computes the prompt for the destination; None where that does it itself."""
+        return None
+
 
 class SingleProfileHandler(StagedHandler, type="single-profile-handler"):
     """Run the one profile there is.
@@ -202,10 +206,15 @@ class _Disaggregated(StagedHandler):
     def primary(self, picks: Mapping[str, Slots]) -> str:
         return self.decode
 
+    def prefill_slot(self, picks: Mapping[str, Slots]) -> int | None:
+        prefill, decode = picks.get(self.prefill, _NONE), picks.get(self.decode, _NONE)
+        # An endpoint that does both is not handed what it already has.
+        return int(prefill[0]) if len(prefill) and not (len(decode) and decode[0] == prefill[0]) else None
+
     def headers(self, picks: Mapping[str, Slots], fleet: Fleet) -> dict[str, str]:
         headers = {}
-        if len(prefill := picks.get(self.prefill, _NONE)):
-            headers[PREFILLER] = _address(prefill[0], fleet)
+        if (prefill := self.prefill_slot(picks)) is not None:
+            headers[PREFILLER] = _address(prefill, fleet)
         if len(encode := picks.get(self.encode, _NONE)):
             headers[ENCODERS] = ",".join(_address(slot, fleet) for slot in encode)
         return headers

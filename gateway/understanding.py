@@ -42,6 +42,8 @@ class Ask(msgspec.Struct, frozen=True, kw_only=True):
     prompt: Tokenized | None
     blind: str | None
     """Why there is no prompt to match; a label."""
+    parsed: Mapping[str, Any] | None = None
+    """The body of a request with a prompt; None where it was not seen or says nothing."""
 
 
 class Understanding:
@@ -98,7 +100,7 @@ class Understanding:
     ) -> Ask | Rejected:
         tokenizer = self.tokenizers(served)
         if tokenizer is None:
-            return Ask(path=route, served=served, prompt=None, blind="no_tokenizer")
+            return Ask(path=route, served=served, prompt=None, blind="no_tokenizer", parsed=parsed)
         started = self._clock()
         prompt, blind = None, None
         try:
@@ -119,7 +121,7 @@ class Understanding:
             self._warn(blind, f"error={error!r}", error)
         finally:
             self._metrics.step.labels("tokenize").observe(self._clock() - started)
-        return Ask(path=route, served=served, prompt=prompt, blind=blind)
+        return Ask(path=route, served=served, prompt=prompt, blind=blind, parsed=parsed)
 
     def _warn(self, reason: str, detail: str, error: Exception | None = None) -> None:
         if self._quiet.allows(reason, self._clock()):

@@ -67,6 +67,7 @@ def parameters(
         picker=picker or f"{host}:{settings.grpc_port}",
         mode=mode or envoy.mode,
         fail_open=envoy.fail_open,
+        message_timeout_s=config.decision_limit_s + 2.0,  # the gateway's own answer to a late decision comes first
         buffer_limit_bytes=2 * settings.max_body_bytes,
         picker_tls=PickerTls() if settings.tls else None,
         admin=f"{LOOPBACK}:{envoy.admin_port}" if envoy.admin_port else None,

@@ -1,0 +1,289 @@
+"""Hand-offs without a sidecar: the gateway sends the prefill leg, then the request leaves for its decode endpoint.
+
+    NIXL     prefill leg --answer--> its transfer parameters go into the decode leg's body
+    SGLang   prefill leg --sent--> the decode leg leaves at once, both know a room where they meet
+
+Rules
+1. A prefill leg that fails, is late or answers nothing usable costs time, never the request: the decode endpoint gets the
+   client's own body and computes the prompt itself. `handoffs{outcome="local"}` says why.
+2. SGLang's decode engines cannot compute a prompt, so there another prefill endpoint is tried first, in the order of the
+   prefill profile's scores.
+3. The books follow: the prefill leg ends with its answer; when it comes to nothing its work moves to the decode endpoint.
+4. A client that goes away while a leg runs ends the leg: the connection is closed.
+"""
+
+import asyncio
+import logging
+import secrets
+from collections.abc import Callable, Mapping, Sequence
+
+import msgspec
+
+from deciders.handoff import NotAnObject, bootstrap_body, decode_body, prefill_body, transfer_params
+from fleet.books import Books
+from fleet.breaker import Breaker
+from fleet.fleet import Fleet
+from fleet.request import Request
+from gateway.config_document import Handoff
+from gateway.cycle import Decision
+from gateway.extproc.decision import Decided, Head, ResponseObserver
+from gateway.extproc.headers import STRIPPED
+from gateway.logs import RateLimit
+from gateway.metrics import Metrics
+from gateway.prefill_leg import LegFailed, PrefillLegs
+from gateway.profile_handlers import PREFILLER
+
+log = logging.getLogger(__name__)
+
+GENERATES = ("/chat/completions", "/completions", "/responses", "/v1/messages", "/inference/v1/generate")
+BOOTSTRAP_PORT_LABEL = "bootstrap-port"
+HANDOFF_HEADER = "x-warmroute-handoff"
+FURTHER_PREFILLS = 2
+"""SGLang: how many other prefill endpoints are tried."""
+_NOT_FOR_ENGINES = frozenset(
+    (
+        *STRIPPED,
+        *(
+            "host",
+            "content-length",
+            "transfer-encoding",
+            "connection",
+            "keep-alive",
+            "te",
+            "trailer",
+            "upgrade",
+            "expect",
+        ),
+        *("accept-encoding", "proxy-authorization", "proxy-connection"),
+    )
+)
+
+
+class Handoffs:
+    """Carries out what a decider asked for. The event loop's thread owns it."""
+
+    def __init__(
+        self,
+        settings: Handoff,
+        legs: PrefillLegs,
+        fleet: Fleet,
+        books: Books,
+        breaker: Breaker,
+        metrics: Metrics,
+        clock: Callable[[], float],
+        *,
+        tell_clients: bool = False,
+    ) -> None:
+        """`tell_clients`: say in a response header what became of the prefill leg."""
+        self.settings = settings
+        self._legs = legs
+        self._fleet, self._books, self._breaker, self._metrics = fleet, books, breaker, metrics
+        self._clock = clock
+        self._tell_clients = tell_clients
+        self._quiet = RateLimit()
+        self._running: set[asyncio.Task[None]] = set()
+
+    async def carry_out(
+        self, head: Head, body: bytes | None, request: Request, decision: Decision, decided: Decided
+    ) -> Decided:
+        """The decode leg. `body` None: it was not seen, or there is more than one prompt in it."""
+        assert decision.prefill is not None
+        decided = msgspec.structs.replace(decided, set_headers=_without(decided.set_headers, PREFILLER))
+        route = head.path.partition("?")[0].rstrip("/")
+        if body is None or not route.endswith(GENERATES):
+            return self._local(
+                request, decision, decided, body, "no_single_prompt" if body is None else "no_generation"
+            )
+        headers = {
+            **{name: value for name, value in head.headers.items() if name not in _NOT_FOR_ENGINES},
+            **{name: value for name, value in decided.set_headers.items() if name not in STRIPPED},
+            "content-type": "application/json",
+            "x-request-id": head.request_id,
+        }
+        if self.settings.connector == "sglang":
+            return await self._meet(head, headers, body, request, decision, decided)
+        return await self._fetch(head, headers, body, request, decision, decided)
+
+    # NIXL: one after the other.
+
+    async def _fetch(
+        self,
+        head: Head,
+        headers: Mapping[str, str],
+        body: bytes,
+        request: Request,
+        decision: Decision,
+        decided: Decided,
+    ) -> Decided:
+        slot = decision.prefill
+        assert slot is not None
+        started = self._clock()
+        try:
+            leg = prefill_body(head.path, body)
+            answer = await self._legs.send(self._url(slot, head), self._for(slot, headers), leg, self.settings.timeout)
+            self._ended(slot, started, 200)
+            params = transfer_params(answer)
+            if params is None:
+                return self._local(request, decision, decided, body, "no_transfer_params")
+            changed = decode_body(body, params)
+        except NotAnObject:
+            return self._local(request, decision, decided, body, "body")
+        except LegFailed as failure:
+            self._ended(slot, started, failure.status, failure)
+            return self._local(request, decision, decided, body, failure.reason)
+        self._books.prefilled(request.id, self._clock())
+        return self._transferred(slot, decided, changed)
+
+    # SGLang: both at once.
+
+    async def _meet(
+        self,
+        head: Head,
+        headers: Mapping[str, str],
+        body: bytes,
+        request: Request,
+        decision: Decision,
+        decided: Decided,
+    ) -> Decided:
+        reason, here = "", decision.prefill
+        for slot in self._prefills(decision):
+            if slot != here and here is not None:
+                self._books.moved(request.id, here, slot, self._clock())
+                here = slot
+            try:
+                both = bootstrap_body(body, self._host(slot), secrets.randbelow(2**63), self._port(slot))
+            except NotAnObject:
+                return self._local(request, decision, decided, body, "body")
+            sent, started = asyncio.Event(), self._clock()
+            leg = asyncio.create_task(
+                self._legs.send(self._url(slot, head), self._for(slot, headers), both, None, sent)
+            )
+            try:
+                await self._until_sent(leg, sent)
+            except LegFailed as failure:
+                self._ended(slot, started, failure.status, failure)
+                reason = failure.reason
+                continue
+            watch = asyncio.create_task(self._watch(leg, slot, request.id, started))
+            self._running.add(watch)
+            watch.add_done_callback(self._running.discard)
+            observer = _Watched(decided.observer, watch) if decided.observer else None
+            return msgspec.structs.replace(self._transferred(slot, decided, both), observer=observer)
+        return self._local(request, decision, decided, body, reason)
+
+    async def _until_sent(self, leg: "asyncio.Task[bytes]", sent: asyncio.Event) -> None:
+        """Raises LegFailed where the leg failed, or could not be sent in time. Never leaves it running then."""
+        sending = asyncio.create_task(sent.wait())
+        try:
+            await asyncio.wait((leg, sending), timeout=self.settings.timeout, return_when=asyncio.FIRST_COMPLETED)
+            if leg.done():
+                leg.result()
+            elif not sent.is_set():
+                leg.cancel()
+                raise LegFailed("timeout", "the request could not be sent in time")
+        except asyncio.CancelledError:
+            leg.cancel()
+            raise
+        finally:
+            sending.cancel()
+
+    async def _watch(self, leg: "asyncio.Task[bytes]", slot: int, request_id: str, started: float) -> None:
+        """Follow a leg whose decode leg is under way; cancelled when that one is aborted."""
+        try:
+            await leg
+        except LegFailed as failure:
+            self._ended(slot, started, failure.status, failure)
+            self._metrics.handoffs.labels("broken", failure.reason).inc()
+        else:
+            self._ended(slot, started, 200)
+        self._books.prefilled(request_id, self._clock())
+
+    def _prefills(self, decision: Decision) -> Sequence[int]:
+        """The picked prefill endpoint, then others of its profile by score."""
+        assert decision.prefill is not None
+        for run in decision.runs.values():
+            if len(run.picked) and int(run.picked[0]) == decision.prefill and run.profile != decision.primary:
+                by_score = run.candidates[(-run.totals).argsort(kind="stable")].tolist()
+                others = [slot for slot in by_score if slot not in (decision.prefill, decision.slots[0])]
+                return (decision.prefill, *others[:FURTHER_PREFILLS])
+        return (decision.prefill,)
+
+    # What both share.
+
+    def _ended(self, slot: int, started: float, status: int | None, failure: LegFailed | None = None) -> None:
+        now = self._clock()
+        if slot in self._fleet:
+            self._breaker.report(slot, status, now)
+        self._metrics.prefill_leg.labels(failure.reason if failure else "ok").observe(now - started)
+        if failure is not None and self._quiet.allows(failure.reason, now):
+            log.warning(
+                "prefill_leg_failed endpoint=%s reason=%s seconds=%.3f error=%r",
+                self._name(slot),
+                failure.reason,
+                now - started,
+                str(failure),
+            )
+
+    def _transferred(self, slot: int, decided: Decided, body: bytes) -> Decided:
+        self._metrics.handoffs.labels("transferred", "ok").inc()
+        return self._told(msgspec.structs.replace(decided, body=body), f"transferred from {self._name(slot)}")
+
+    def _local(
+        self, request: Request, decision: Decision, decided: Decided, body: bytes | None, reason: str
+    ) -> Decided:
+        """The decode endpoint computes the prompt itself, with no transfer parameters, not even the client's."""
+        self._metrics.handoffs.labels("local", reason).inc()
+        slot, match = decision.slots[0], request.match()
+        held = float(match.tokens[slot]) if match is not None and slot < len(match.tokens) else 0.0
+        self._books.taken_back(request.id, slot, held, self._clock())
+        try:
+            own = None if body is None else decode_body(body, None)
+        except NotAnObject:
+            own = body
+        # What the decision already made of the body (another model's name, say) stays.
+        changed = decided if own is None or own is body else msgspec.structs.replace(decided, body=own)
+        return self._told(changed, f"local: {reason}")
+
+    def _told(self, decided: Decided, what: str) -> Decided:
+        if not self._tell_clients:
+            return decided
+        return msgspec.structs.replace(decided, response_headers={**decided.response_headers, HANDOFF_HEADER: what})
+
+    def _for(self, slot: int, headers: Mapping[str, str]) -> dict[str, str]:
+        """The leg's headers; a data-parallel rank is named the way the decode leg names its own."""
+        endpoint = self._fleet.endpoint(slot)
+        named = _without(headers, "x-data-parallel-rank")
+        if endpoint.rank or self._fleet.slot_of(endpoint.address, 1) is not None:
+            named["x-data-parallel-rank"] = str(endpoint.rank)
+        return named
+
+    def _url(self, slot: int, head: Head) -> str:
+        return self._fleet.endpoint(slot).url + head.path
+
+    def _host(self, slot: int) -> str:
+        return self._fleet.endpoint(slot).address.rpartition(":")[0]
+
+    def _port(self, slot: int) -> int:
+        label = self._fleet.endpoint(slot).labels.get(BOOTSTRAP_PORT_LABEL, "")
+        return int(label) if label.isdecimal() else self.settings.bootstrap_port
+
+    def _name(self, slot: int) -> str:
+        return self._fleet.endpoint(slot).address
+
+
+class _Watched:
+    """An observer that ends the prefill leg where the decode leg is aborted."""
+
+    def __init__(self, inner: ResponseObserver, leg: "asyncio.Task[None]") -> None:
+        self._inner, self._leg = inner, leg
+        self.response_headers = inner.response_headers
+        self.response_chunk = inner.response_chunk
+        self.finished = inner.finished
+
+    def aborted(self, reason: str) -> None:
+        self._leg.cancel()
+        self._inner.aborted(reason)
+
+
+def _without(headers: Mapping[str, str], name: str) -> dict[str, str]:
+    return {key: value for key, value in headers.items() if key != name}
