@@ -34,7 +34,7 @@ import numpy as np
 from fleet.fleet import Fleet, Slots, Vector
 from fleet.request import Request
 from fleet.work import cached_tokens
-from scorers.expected_work_scorer import ExpectedWorkScorer
+from scorers.expected_work_scorer import ExpectedWorkScorer, ties
 
 Order = Literal["backfill", "shortest"]
 
@@ -214,6 +214,7 @@ class WorkQueue:
             first, own = backlog * factor, own * factor
         least = np.where(np.isinf(own), np.inf, first).min(axis=1, keepdims=True)
         expected = first + (1.0 + settings.b0 + settings.b1 * least) * own  # K0, and infinite where it cannot go
+        expected += ties(slots, fleet)
         rows, best = np.arange(len(waiting)), expected.argmin(axis=1)
         opened = (backlog[rows, best] < self.limits.open_s) | (fleet.awaiting[best] <= 0)
         new = np.stack([it.uncached for it in waiting])[rows, best]

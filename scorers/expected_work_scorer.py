@@ -61,6 +61,15 @@ class Work(msgspec.Struct, frozen=True):
     """K0 with tie-breaks: the smallest is best."""
 
 
+def ties(slots: Slots, fleet: Fleet) -> Vector:
+    """What is added to expected work so that equal endpoints differ: requests in flight, then how recently it was chosen."""
+    chosen = fleet.chosen_at[slots]
+    oldest = chosen.min()
+    recency = TIE_RECENCY_S / (chosen.max() - oldest + 1.0)
+    added: Vector = TIE_IN_FLIGHT_S * fleet.in_flight[slots] + recency * (chosen - oldest)
+    return added
+
+
 class ExpectedWorkScorer(Scorer, type="expected-work-scorer"):
     """Send a request where the least work stands before its first token.
 
@@ -124,12 +133,7 @@ class ExpectedWorkScorer(Scorer, type="expected-work-scorer"):
             factor = settings.decode_factor(fleet, candidates)
             first, mine = backlog * factor, own * factor
         expected = first + (1.0 + settings.b0 + settings.b1 * first.min()) * mine
-        expected += TIE_IN_FLIGHT_S * fleet.in_flight[candidates]
-        chosen = fleet.chosen_at[candidates]
-        newest = chosen.max()
-        if newest > 0:
-            oldest = chosen.min()
-            expected += (TIE_RECENCY_S / (newest - oldest + 1.0)) * (chosen - oldest)
+        expected += ties(candidates, fleet)
         return Work(cached, own, backlog, expected)
 
     def own(self, request: Request, cached: Vector, slots: Slots, fleet: Fleet) -> Vector:
