@@ -167,7 +167,7 @@ class Handoffs:
             watch = asyncio.create_task(self._watch(leg, slot, request.id, started))
             self._running.add(watch)
             watch.add_done_callback(self._running.discard)
-            observer = _Watched(decided.observer, watch) if decided.observer else None
+            observer = _Watched(decided.observer, leg) if decided.observer else None
             return msgspec.structs.replace(self._transferred(slot, decided, both), observer=observer)
         return self._local(request, decision, decided, body, reason)
 
@@ -188,7 +188,7 @@ class Handoffs:
             sending.cancel()
 
     async def _watch(self, leg: "asyncio.Task[bytes]", slot: int, request_id: str, started: float) -> None:
-        """Follow a leg whose decode leg is under way; cancelled when that one is aborted."""
+        """Follow a leg whose decode leg is under way; the leg is cancelled when that one is aborted."""
         try:
             await leg
         except LegFailed as failure:
@@ -274,7 +274,7 @@ class Handoffs:
 class _Watched:
     """An observer that ends the prefill leg where the decode leg is aborted."""
 
-    def __init__(self, inner: ResponseObserver, leg: "asyncio.Task[None]") -> None:
+    def __init__(self, inner: ResponseObserver, leg: "asyncio.Task[bytes]") -> None:
         self._inner, self._leg = inner, leg
         self.response_headers = inner.response_headers
         self.response_chunk = inner.response_chunk
