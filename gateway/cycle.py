@@ -77,6 +77,8 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True):
     runs: Mapping[str, Run]
     verdicts: Mapping[str, tuple[str, Verdict]]
     """Profile -> the decider that was asked before it, and its answer."""
+    prefill: int | None = None
+    """The slot that computes the prompt for another one; None where the destination does it itself."""
 
 
 class Rejection(msgspec.Struct, frozen=True, kw_only=True):
@@ -116,8 +118,11 @@ class Scheduler:
         self._answering = [p for p in plugins if type(p).response_headers is not Plugin.response_headers]
         self._told = [plugin for plugin in plugins if type(plugin).picked is not Plugin.picked]
 
-    def schedule(self, request: Request, candidates: Slots) -> Decision | Rejection:
-        """Assign the request to endpoints among `candidates` (live, healthy, allowed by a subset hint)."""
+    def schedule(self, request: Request, candidates: Slots, *, tell: bool = True) -> Decision | Rejection:
+        """Assign the request to endpoints among `candidates` (live, healthy, allowed by a subset hint).
+
+        `tell=False`: only a look. Nothing is remembered; whoever acts on the decision calls `tell` with it.
+        """
         if not len(candidates):
             return Rejection(status=503, reason=NO_ENDPOINTS, message="no endpoint is available for this request")
         if request.priority < 0 and self._saturated(candidates):
@@ -160,10 +165,16 @@ class Scheduler:
             picks=picks,
             runs=runs,
             verdicts=verdicts,
+            prefill=self._handler.prefill_slot(picks) if isinstance(self._handler, StagedHandler) else None,
         )
-        for plugin in self._told:
-            self._tell(plugin, request, picks)
+        if tell:
+            self.tell(request, decision)
         return decision
+
+    def tell(self, request: Request, decision: Decision) -> None:
+        """The decision is carried out: plugins that keep something of it may do so."""
+        for plugin in self._told:
+            self._tell(plugin, request, decision.picks)
 
     def _run(self, profile: Profile, request: Request, candidates: Slots) -> Run:
         filtered: list[tuple[str, Slots, Mask]] = []

@@ -22,8 +22,11 @@ from fleet.books import EXPECTED_OUTPUT, Books
 from fleet.breaker import Breaker
 from fleet.fleet import Fleet, Slots
 from fleet.request import Match, Request
+from fleet.work import cached_tokens
+from gateway import control_headers as control
 from gateway.approximate import ApproximateCache
 from gateway.cycle import Decision, Rejection, Scheduler
+from gateway.departure import Departures, Placed
 from gateway.extproc.decision import Decided, Head, Rejected
 from gateway.logs import RateLimit
 from gateway.matching import Found, Keys, Matcher
@@ -32,18 +35,22 @@ from gateway.response_path import Accuracy, RouteObserver, Sent
 from gateway.served_models import Served, ServedModels
 from gateway.tracing import Span, Tracing
 from gateway.understanding import Ask, Understanding
+from gateway.waiting_room import Look, WaitingRoom
 from tokenization.tokenized import Tokenized
 
 log = logging.getLogger(__name__)
 
 LARGE_PROMPT = 32 * 1024
 """Tokens from which keys are computed in a worker thread."""
+OUTPUT_LIMITS = ("max_completion_tokens", "max_tokens", "max_output_tokens")
 RANK_HEADER = "x-data-parallel-rank"
 EXPLAINED = ("x-warmroute-endpoint", "x-warmroute-predicted-cached-tokens", "x-warmroute-trust")
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
     response_headers: bool = False
+    objectives: Mapping[str, int] = {}
+    """Objective -> priority."""
 
 
 class Producers(msgspec.Struct, frozen=True, kw_only=True):
@@ -73,6 +80,9 @@ class RequestPath:
         metrics: Metrics,
         tracing: Tracing,
         settings: Settings,
+        departures: Departures | None = None,
+        rewrites_history: Callable[[Served], bool | None] = lambda _: None,
+        room: WaitingRoom | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.scheduler = scheduler
@@ -82,6 +92,9 @@ class RequestPath:
         self._fleet, self._books, self._breaker = fleet, books, breaker
         self._models, self._matcher, self._accuracy, self._trust = models, matcher, accuracy, trust
         self._metrics, self._tracing, self._clock = metrics, tracing, clock
+        self._departures = departures or Departures(metrics)
+        self._rewrites_history = rewrites_history
+        self.room = room or WaitingRoom(fleet, metrics, clock)
         self._quiet = RateLimit()
 
     async def decide(self, head: Head, body: bytes) -> Decided | Rejected:
@@ -90,12 +103,18 @@ class RequestPath:
         with self._tracing.request(head.headers) as span:
             span.set("http.request.method", head.method)
             span.set("url.path", head.path)
+            renamed = control.with_model(body, model) if (model := control.rewritten_model(head.headers)) else None
+            body = body if renamed is None else renamed
             ask = await self._understanding.understand(head, body)
             answer = ask if isinstance(ask, Rejected) else await self._place(head, ask, span)
+            decided_at = self._clock()
+            if isinstance(answer, Placed) and isinstance(ask, Ask):
+                answer = answer if renamed is None else msgspec.structs.replace(answer, body=renamed)
+                answer = await self._departures.leave(head, body, ask.parsed, ask.prompt, answer)
         model = ask.served.name if isinstance(ask, Ask) and ask.served else ""
         outcome = "routed" if isinstance(answer, Decided) else str(answer.status)
         self._metrics.requests.labels(self._metrics.model(model), outcome).inc()
-        self._metrics.step.labels("total").observe(self._clock() - started)
+        self._metrics.step.labels("total").observe(decided_at - started)
         return answer
 
     # Placing: match, schedule, reserve. Only computing the keys of a very long prompt waits, and it reads nothing shared.
@@ -106,29 +125,54 @@ class RequestPath:
             keys = await self._keys(ask.prompt, ask.served)
             if keys is None:
                 ask = msgspec.structs.replace(ask, blind="keys_failed")
+        exact = ask.prompt is not None and ask.prompt.exact
+        if keys and not exact:
+            ask = msgspec.structs.replace(ask, blind="estimated_tokens")
+        if ask.blind:
+            self._metrics.blind.labels(ask.blind).inc()
+        return await self.room.admit(
+            look=lambda: self._look(head, ask, keys), answer=lambda look: self._answer(head, ask, look, keys, span)
+        )
+
+    def _look(self, head: Head, ask: Ask, keys: Keys | None) -> Look:
+        """Where the request would go now. Nothing is written but metrics, so that it can be looked at again."""
         candidates = self._candidates(head, ask.served)
         exact = ask.prompt is not None and ask.prompt.exact
         found = self._match(keys) if keys and exact and self.producers.precise else None
-        if keys and not exact:
-            ask = msgspec.structs.replace(ask, blind="estimated_tokens")
         request = self._request(head, ask, keys, found)
-        if ask.blind:
-            self._metrics.blind.labels(ask.blind).inc()
         started = self._clock()
         with self._tracing.step("schedule"):
-            outcome = self.scheduler.schedule(request, candidates)
+            outcome = self.scheduler.schedule(request, candidates, tell=False)
         self._metrics.step.labels("schedule").observe(self._clock() - started)
+        refused = None
         if isinstance(outcome, Rejection):
-            return Rejected(status=outcome.status, message=outcome.message, reason=outcome.reason)
+            refused = Rejected(status=outcome.status, message=outcome.message, reason=outcome.reason)
+        elif control.wants_prefix(head.headers) and not self._holds_prefix(request, outcome, found, keys):
+            message = "no endpoint holds a prefix of this prompt (Prefer: if-available)"
+            refused = Rejected(status=412, message=message, code="prefix_not_available")
+        return Look(request=request, outcome=outcome, refused=refused, found=found)
+
+    def _answer(self, head: Head, ask: Ask, look: Look, keys: Keys | None, span: Span) -> Decided | Rejected:
+        """Carry out what was just looked at."""
+        unseen = ask.parsed is not None and ask.parsed.get("stream") is not True
+        outcome = look.outcome
+        if look.refused is not None or isinstance(outcome, Rejection):
+            return look.refused or Rejected(status=500, message="no decision")
         for decider, verdict in outcome.verdicts.values():
             said = "disaggregate" if verdict.disaggregate else "local"
             self._metrics.decider.labels(decider, said, verdict.reason).inc()
-        predicted = found.predicted(outcome.slots[0], keys) if found and keys else None
-        if "if-available" in head.headers.get("prefer", "") and not predicted:
-            message = "no endpoint holds a prefix of this prompt (Prefer: if-available)"
-            return Rejected(status=412, message=message, code="prefix_not_available")
+        self.scheduler.tell(look.request, outcome)
+        predicted = look.found.predicted(outcome.slots[0], keys) if look.found and keys else None
         span.set("server.address", outcome.destinations[0])
-        return self._send(head, request, outcome, keys, predicted)
+        return self._send(head, look.request, outcome, keys, predicted, unseen=unseen)
+
+    @staticmethod
+    def _holds_prefix(request: Request, decision: Decision, found: Found | None, keys: Keys | None) -> bool:
+        """Whether the destination holds anything of the prompt, by events or (without them) by what was sent there."""
+        if found is not None and keys is not None:
+            return found.predicted(decision.slots[0], keys) > 0
+        match = request.match()
+        return match is not None and bool(match.tokens_at(np.array(decision.slots[:1]))[0] > 0)
 
     async def _keys(self, prompt: Tokenized, served: Served) -> Keys | None:
         started = self._clock()
@@ -177,10 +221,25 @@ class RequestPath:
             headers=head.headers,
             prompt_tokens=prompt.prompt_tokens if prompt else 0,
             multimodal=bool(prompt and prompt.media),
-            fairness_id=head.headers.get("x-llm-d-inference-fairness-id", "default-flow"),
+            rewrites_history=self._rewrites_history(ask.served) if ask.served else None,
+            expected_output_tokens=self._expected_output(ask),
+            priority=self._priority(head),
+            fairness_id=control.fairness_id(head.headers),
             matches=self._matches(keys, found),
             default_match=self.producers.default,
         )
+
+    def _priority(self, head: Head) -> int:
+        name = control.objective(head.headers)
+        if name and name not in self.settings.objectives and self._quiet.allows("objective", self._clock()):
+            log.warning("objective_unknown name=%r priority=0 known=%s", name, ",".join(self.settings.objectives))
+        return self.settings.objectives.get(name, 0)
+
+    def _expected_output(self, ask: Ask) -> int:
+        """Tokens of the reply: what is usual, or the client's limit where that is less."""
+        usual = int(self.room.queue.limits.expected_output) if self.room.queue else EXPECTED_OUTPUT
+        limits = [ask.parsed.get(name) for name in OUTPUT_LIMITS] if ask.parsed else []
+        return min([usual, *(limit for limit in limits if type(limit) is int and limit > 0)])
 
     def _matches(self, keys: Keys | None, found: Found | None) -> dict[str, Match]:
         if keys is None:
@@ -191,13 +250,22 @@ class RequestPath:
         return matches
 
     def _send(
-        self, head: Head, request: Request, decision: Decision, keys: Keys | None, predicted: int | None
+        self,
+        head: Head,
+        request: Request,
+        decision: Decision,
+        keys: Keys | None,
+        predicted: int | None,
+        unseen: bool,
     ) -> Decided:
         now = self._clock()
         slot = decision.slots[0]
-        cached = float(predicted or 0)
+        # What is being computed there for others counts as cached: this prompt will not be computed again.
+        cached = float(cached_tokens(request, np.array([slot]), self._fleet)[0])
         elsewhere = [
-            int(picked[0]) for name, picked in decision.picks.items() if name != decision.primary and len(picked)
+            int(picked[0])
+            for name, picked in decision.picks.items()
+            if name != decision.primary and len(picked) and picked[0] != slot
         ]
         chain = keys.for_slot(slot) if keys and slot in keys.block_of else ()
         prompt_tokens = float(request.prompt_tokens)
@@ -209,12 +277,24 @@ class RequestPath:
             now,
             cached_tokens=prompt_tokens if elsewhere else cached,
             keys=chain,
+            model=request.target_model,
+            unseen=unseen,
         )
         for leg in elsewhere:
-            match = request.match()
-            held = float(match.tokens[leg]) if match else 0.0
+            held = float(cached_tokens(request, np.array([leg]), self._fleet)[0])
             uncached = max(0.0, prompt_tokens - held)
-            self._books.reserve(request.id, leg, uncached, 1, now, cached_tokens=held, keys=chain, prefill_only=True)
+            self._books.reserve(
+                request.id,
+                leg,
+                uncached,
+                1,
+                now,
+                cached_tokens=held,
+                keys=chain,
+                prefill_only=True,
+                model=request.target_model,
+                unseen=unseen,
+            )
         self._breaker.dispatched(slot, now)
         if keys is not None:
             for cache in self.producers.approximate.values():
@@ -238,10 +318,15 @@ class RequestPath:
             predicted=None if elsewhere else predicted,
             keys=chain,
         )
-        return Decided(
+        return Placed(
+            request=request,
+            decision=decision,
             destination=decision.destinations,
             set_headers=set_headers,
-            response_headers=dict(zip(EXPLAINED, told, strict=True)) if self.settings.response_headers else {},
+            response_headers={
+                **decision.response_headers,
+                **(dict(zip(EXPLAINED, told, strict=True)) if self.settings.response_headers else {}),
+            },
             observer=RouteObserver(
                 sent, self._fleet, self._books, self._breaker, self._metrics, self._accuracy, self._clock
             ),

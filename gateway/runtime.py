@@ -27,23 +27,30 @@ from fleet.scraper import Scraper
 from gateway.config import LoadedConfig, load
 from gateway.config_source import ConfigError
 from gateway.data_sources import scrape_settings
+from gateway.departure import Departures
 from gateway.event_streams import EventStreams
 from gateway.extproc.grpc_server import Server, ServerSettings
 from gateway.extproc.server_tls import TlsError, TlsFiles
+from gateway.handoff import Handoffs
 from gateway.http_server import BoundApp, admin_app, metrics_app
 from gateway.matching import Matcher
 from gateway.metrics import Metrics, PictureCollector
 from gateway.picture import GatewayPicture
+from gateway.prefill_leg import PrefillLegs
+from gateway.prefill_progress import PrefillProgress
 from gateway.producer_wiring import index_of, producers_of, weights_of
 from gateway.request_path import RequestPath, Settings
 from gateway.served_models import ServedModels
+from gateway.template_knowledge import TemplateKnowledge
 from gateway.tokenizers import TokenizerError, Tokenizers
 from gateway.tracing import NoTracing, OtlpTracing, Tracing
 from gateway.understanding import Understanding
+from gateway.waiting_room import WaitingRoom
 
 log = logging.getLogger(__name__)
 
 HOUSEKEEPING_S = 1.0
+PREFILL_LOOK_S = 0.05
 NO_DISCOVERY = "the configuration names no discovery, so there are no endpoints; add static-discovery or file-discovery"
 RESTART_ONLY = (
     *("listen", "grpc_port", "grpc_health_port", "metrics_port", "metrics_listen", "admin_port", "admin_listen", "tls"),
@@ -78,12 +85,23 @@ class Gateway:
         self._understanding = Understanding(
             self.models, self._tokenizers.backend, settings.decide_timeout, self.metrics, self._tracing, time.monotonic
         )
+        self._legs = PrefillLegs()
+        self._departures = Departures(self.metrics)
+        self._use_departures(config)
+        self._templates = TemplateKnowledge(self.metrics)
+        self.room = WaitingRoom(self.fleet, self.metrics)
+        self.books.when_freed.append(self.room.freed)
+        matcher = Matcher(self.fleet, self.index, self.streams, weights_of(config), layout_of=self.streams.layout)
+        self._progress = PrefillProgress(
+            self.fleet, self.books, lambda slot, key: self.index.tier_of(slot, key) is not None, matcher.block_tokens
+        )
+        self._use_queue(config)
         self.path = RequestPath(
             fleet=self.fleet,
             books=self.books,
             breaker=self.breaker,
             models=self.models,
-            matcher=Matcher(self.fleet, self.index, self.streams, weights_of(config)),
+            matcher=matcher,
             scheduler=config.scheduler(self.fleet),
             producers=producers_of(config, self.fleet),
             understanding=self._understanding,
@@ -91,13 +109,17 @@ class Gateway:
             trust=self.streams.trust,
             metrics=self.metrics,
             tracing=self._tracing,
-            settings=Settings(response_headers=settings.response_headers),
+            settings=_path_settings(config),
+            departures=self._departures,
+            rewrites_history=self._templates.rewrites_history,
+            room=self.room,
         )
         self._server: Server | None = None
         self._pages: list[BoundApp] = []
         self._tasks: list[asyncio.Task[None]] = []
         self._discovering: asyncio.Task[None] | None = None
         self._reloading: asyncio.Task[None] | None = None
+        self._probing: asyncio.Task[None] | None = None
         self._serving = False
 
     async def start(self) -> None:
@@ -110,6 +132,7 @@ class Gateway:
             self._tasks = [
                 self._task(Scraper(self.fleet, scrape_settings(self._config.sources), self.books).run(), "scraper"),
                 self._task(self._housekeeping(), "housekeeping"),
+                self._task(self._follow_prefills(), "prefill-progress"),
             ]
             await self._open_pages()
             self._server = Server(self.path, _server_settings(self._config))
@@ -128,11 +151,12 @@ class Gateway:
         )
 
     async def stop(self) -> None:
-        """Say NOT_SERVING, let running requests finish within `drainTimeout`, then close everything."""
+        """Say NOT_SERVING, turn away who waits, let running requests finish within `drainTimeout`, then close everything."""
         self._serving = False
+        self.room.close()
         if self._server is not None:
             await self._server.drain()
-        for task in (*self._tasks, self._discovering, self._reloading):
+        for task in (*self._tasks, self._discovering, self._reloading, self._probing):
             if task is not None:
                 task.cancel()
                 with contextlib.suppress(asyncio.CancelledError):
@@ -140,6 +164,7 @@ class Gateway:
         await asyncio.to_thread(self.streams.stop)
         for page in self._pages:
             await page.stop()
+        await self._legs.close()
         await self._tokenizers.close()
         await asyncio.to_thread(self._tracing.close)
         log.info("stopped")
@@ -167,7 +192,11 @@ class Gateway:
         self.path.scheduler = config.scheduler(self.fleet)
         self.path.scheduler.on_failure = self._plugin_failed
         self.path.producers = producers_of(config, self.fleet)
-        self.path.settings = Settings(response_headers=config.settings.response_headers)
+        self.path.settings = _path_settings(config)
+        self._use_queue(config)
+        if self._server is not None:
+            self._server.service.decide_timeout_s = config.decision_limit_s
+        self._use_departures(config)
         self._config = config
         await self._discover(config)
         await before.close()
@@ -178,6 +207,26 @@ class Gateway:
         self._tokenizers = tokenizers
         self._understanding.tokenizers = tokenizers.backend
         self._understanding.timeout_s = max(config.settings.decide_timeout, tokenizers.budget_s)
+        if self._probing is not None:
+            self._probing.cancel()
+        learning = self._templates.learn(config.settings.models, tokenizers.local())
+        self._probing = self._task(learning, "template-probe")
+
+    def _use_departures(self, config: LoadedConfig) -> None:
+        settings, departures = config.settings, self._departures
+        departures.forward_token_ids = settings.forward_token_ids
+        departures.handoffs = None
+        if settings.handoff.mode == "gateway":
+            departures.handoffs = Handoffs(
+                settings.handoff,
+                self._legs,
+                self.fleet,
+                self.books,
+                self.breaker,
+                self.metrics,
+                time.monotonic,
+                tell_clients=settings.response_headers,
+            )
 
     def _plugin_failed(self, plugin: str, doing: str) -> None:
         self.metrics.plugin_errors.labels(plugin).inc()
@@ -233,6 +282,15 @@ class Gateway:
 
     # Housekeeping
 
+    def _use_queue(self, config: LoadedConfig) -> None:
+        self._progress.scorer = config.pricing
+        self.room.use(config.work_queue(self.fleet))
+
+    async def _follow_prefills(self) -> None:
+        while True:
+            await asyncio.sleep(PREFILL_LOOK_S)
+            self._progress.tick(time.monotonic())
+
     async def _housekeeping(self) -> None:
         watched = self._modified()
         while True:
@@ -277,6 +335,10 @@ def _report(task: asyncio.Task[None]) -> None:
         log.critical("task_died task=%s", task.get_name(), exc_info=error)
 
 
+def _path_settings(config: LoadedConfig) -> Settings:
+    return Settings(response_headers=config.settings.response_headers, objectives=config.settings.objectives)
+
+
 def _server_settings(config: LoadedConfig) -> ServerSettings:
     settings = config.settings
     tls = None
@@ -292,6 +354,7 @@ def _server_settings(config: LoadedConfig) -> ServerSettings:
         health_address=f"{settings.listen}:{health}" if health else None,
         tls=tls,
         max_body_bytes=settings.max_body_bytes,
+        decide_timeout_s=config.decision_limit_s,
         drain_s=min(5.0, settings.drain_timeout / 2),
         grace_s=settings.drain_timeout,
     )
