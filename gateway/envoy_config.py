@@ -86,7 +86,7 @@ def envoy_yaml(parameters: EnvoyParameters) -> str:
 def _listener(name: str, listen: str, cluster: str, filters: list[Config], parameters: EnvoyParameters) -> Config:
     retry = {
         # Only failures before the engine can have seen the request; a retry takes the next of the picker's list.
-        "retry_on": "connect-failure,refused-stream",
+        "retry_on": "connect-failure,refused-stream,reset-before-request",
         "num_retries": parameters.retries,
         "retry_host_predicate": [
             {
