@@ -92,13 +92,11 @@ class RequestHandler(Section, frozen=True, kw_only=True):
 
 
 class Tls(Section, frozen=True, kw_only=True):
-    """Certificate of the ext-proc port. Without this section the port speaks plaintext."""
+    """Certificate of the ext-proc port, read again when it changes. Without this section the port speaks plaintext."""
 
     cert_path: FilePath
     """PEM file with the chain; a directory means `tls.crt` and `tls.key` inside it."""
     key_path: FilePath | None = None
-    reload: bool = True
-    """Read the files again when they change."""
 
 
 class Model(Section, frozen=True, kw_only=True):
