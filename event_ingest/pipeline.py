@@ -22,6 +22,7 @@ from event_ingest.verify import Verifier
 from event_ingest.vllm_wire import decode
 from indexer.hybrid import Group, Rule
 from indexer.index import Index
+from indexer.predicted import Predicted
 from indexer.trust import Reason, Trust
 
 log = logging.getLogger(__name__)
@@ -42,6 +43,7 @@ class EventPath:
     can_replay whether questions (`AskReplay`) can be asked at all
     counted    whether the wire announces every copy of a block (engines do, Dynamo does not)
     sequence_key  how keys follow from ready-made content hashes, for wires without token ids
+    predicted  what was expected of this engine before it said so: its events confirm it, its end ends it
 
     `feed*`, `connected`, `disconnected` and `tick` take the caller's monotonic time in seconds and return what its owner must
     do (`AskReplay`) or publish (`SetTrust`). Not thread-safe: one thread feeds it; the numbers may be read from others.
@@ -60,6 +62,7 @@ class EventPath:
         verifier: Verifier | None = None,
         counted: bool = True,
         sequence_key: Callable[[int | None, int], int] | None = None,
+        predicted: Predicted | None = None,
     ) -> None:
         self.name = name
         self.slot = slot
@@ -75,6 +78,7 @@ class EventPath:
         self.heard_at: float | None = None
         """When the subscription last said something, on the caller's clock; None before the first message."""
         self._index = index
+        self._predicted = predicted
         self._trust = self.stream.trust
         self._unmodelled = ""
         self._judgements: deque[int] = deque(maxlen=_JUDGED)
@@ -265,10 +269,14 @@ class EventPath:
             match operation:
                 case Add(tier, keys):
                     index.add(slot, tier, keys)
+                    if self._predicted:
+                        self._predicted.confirm(slot, keys)
                 case Remove(tier, keys):
                     index.remove(slot, tier, keys)
                 case Clear(keys):
                     index.clear(slot, keys)
+                    if self._predicted:
+                        self._predicted.clear(slot)
                 case Dense(dense):
                     index.set_dense(slot, dense)
 

@@ -149,6 +149,26 @@ class EventSettings(Section, frozen=True, kw_only=True):
     """PYTHONHASHSEED of the engines; None where they run without."""
 
 
+class Dynamo(Section, frozen=True, kw_only=True):
+    """Workers that publish their events as NVIDIA Dynamo does, over NATS; docs/dynamo.md."""
+
+    servers: list[str] = msgspec.field(default_factory=lambda: ["nats://127.0.0.1:4222"])
+    namespace: str = ""
+    """Dynamo's namespace, with or without its worker-hash suffix; every one where it is not given."""
+    components: list[str] = []
+    """Only these; every one where none is given."""
+    block_tokens: Positive = 16
+    """The engines' block size: these events do not carry it."""
+    endpoints: dict[str, str] = {}
+    """Worker (instance) id -> `ip:port` of the endpoint."""
+    discovery: FilePath | None = None
+    """A file with the same map that is read again when it changes, or the folder of Dynamo's file discovery."""
+    jetstream: bool = True
+    """Also follow the streams of releases that used JetStream."""
+    silent_after: Duration = 60.0
+    """When a subscription that has heard nothing raises an alarm."""
+
+
 class Handoff(Section, frozen=True, kw_only=True):
     """How a prompt that was computed on one endpoint gets to the one that decodes; docs/prefill-decode.md."""
 
@@ -199,6 +219,7 @@ class Settings(Section, frozen=True, kw_only=True):
     envoy: EnvoySettings = EnvoySettings()
     index: IndexSettings = IndexSettings()
     events: EventSettings = EventSettings()
+    dynamo: Dynamo | None = None
 
 
 class Document(Section, frozen=True, kw_only=True):
