@@ -4,7 +4,7 @@ Admin endpoints read; only the log level can be changed. They listen on loopback
 """
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import msgspec
@@ -35,8 +35,11 @@ def metrics_app(registry: CollectorRegistry, ready: Callable[[], bool]) -> web.A
     return app
 
 
-def admin_app(sections: dict[str, State]) -> web.Application:
-    """GET /state has every section, GET /state/NAME one of them; PUT /log-level sets the level in its body."""
+def admin_app(sections: dict[str, State], pages: Iterable[web.RouteDef] = ()) -> web.Application:
+    """GET /state has every section, GET /state/NAME one of them; PUT /log-level sets the level in its body.
+
+    `pages` are further routes; what is too large for /state is one of them.
+    """
 
     def answer(value: object) -> web.Response:
         return web.Response(body=msgspec.json.encode(value), content_type="application/json")
@@ -59,6 +62,7 @@ def admin_app(sections: dict[str, State]) -> web.Application:
         return web.json_response({"level": level})
 
     app = web.Application()
+    app.add_routes(pages)
     app.router.add_get("/state", everything)
     app.router.add_get("/state/{name}", one)
     app.router.add_put("/log-level", log_level)

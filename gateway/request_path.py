@@ -26,12 +26,15 @@ from fleet.work import cached_tokens
 from gateway import control_headers as control
 from gateway.approximate import ApproximateCache
 from gateway.cycle import Decision, Rejection, Scheduler
+from gateway.decision_log import DecisionLog, with_explanation
 from gateway.departure import Departures, Placed
 from gateway.extproc.decision import Decided, Head, Rejected
 from gateway.logs import RateLimit
 from gateway.matching import Found, Keys, Matcher
 from gateway.metrics import Metrics
+from gateway.request_events import Customer, DecidedRequest
 from gateway.response_path import Accuracy, RouteObserver, Sent
+from gateway.routing_record import RoutingRecord
 from gateway.served_models import Served, ServedModels
 from gateway.tracing import Span, Tracing
 from gateway.understanding import Ask, Understanding
@@ -83,6 +86,7 @@ class RequestPath:
         departures: Departures | None = None,
         rewrites_history: Callable[[Served], bool | None] = lambda _: None,
         room: WaitingRoom | None = None,
+        decisions: DecisionLog | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.scheduler = scheduler
@@ -95,6 +99,9 @@ class RequestPath:
         self._departures = departures or Departures(metrics)
         self._rewrites_history = rewrites_history
         self.room = room or WaitingRoom(fleet, metrics, clock)
+        self.decisions = decisions
+        """None: nothing is kept to be explained."""
+        self.record = RoutingRecord(fleet, metrics)
         self._quiet = RateLimit()
 
     async def decide(self, head: Head, body: bytes) -> Decided | Rejected:
@@ -115,7 +122,22 @@ class RequestPath:
         outcome = "routed" if isinstance(answer, Decided) else str(answer.status)
         self._metrics.requests.labels(self._metrics.model(model), outcome).inc()
         self._metrics.step.labels("total").observe(decided_at - started)
+        if self._metrics.when_decided:
+            self._tell_decided(head, model, answer, decided_at - started, len(body))
         return answer
+
+    def _tell_decided(
+        self, head: Head, model: str, answer: Decided | Rejected, seconds: float, body_bytes: int
+    ) -> None:
+        fairness = control.fairness_id(head.headers)
+        decided = DecidedRequest(
+            customer=Customer(model=model, fairness_id=fairness, priority=self._priority(head)),
+            rejected=answer.status if isinstance(answer, Rejected) else None,
+            seconds=seconds,
+            body_bytes=body_bytes,
+        )
+        for tell in self._metrics.when_decided:
+            tell(decided)
 
     # Placing: match, schedule, reserve. Only computing the keys of a very long prompt waits, and it reads nothing shared.
 
@@ -131,7 +153,8 @@ class RequestPath:
         if ask.blind:
             self._metrics.blind.labels(ask.blind).inc()
         return await self.room.admit(
-            look=lambda: self._look(head, ask, keys), answer=lambda look: self._answer(head, ask, look, keys, span)
+            look=lambda: self._look(head, ask, keys),
+            answer=lambda look: self._explained(head, look, lambda: self._answer(head, ask, look, keys, span)),
         )
 
     def _look(self, head: Head, ask: Ask, keys: Keys | None) -> Look:
@@ -163,8 +186,20 @@ class RequestPath:
             self._metrics.decider.labels(decider, said, verdict.reason).inc()
         self.scheduler.tell(look.request, outcome)
         predicted = look.found.predicted(outcome.slots[0], keys) if look.found and keys else None
+        self.record.add(look.request, outcome, look.found, keys)
         span.set("server.address", outcome.destinations[0])
         return self._send(head, look.request, outcome, keys, predicted, unseen=unseen)
+
+    def _explained(self, head: Head, look: Look, answer: Callable[[], Decided | Rejected]) -> Decided | Rejected:
+        """Keep what the answer is made from, before the books are charged with it."""
+        if self.decisions is None:
+            return answer()
+        try:
+            kept = self.decisions.keep(look.request, look.outcome, look.found)
+        except Exception:  # an explanation is never worth a request
+            log.exception("explain_failed request_id=%s", head.request_id)
+            return answer()
+        return with_explanation(head.headers, kept, answer())
 
     @staticmethod
     def _holds_prefix(request: Request, decision: Decision, found: Found | None, keys: Keys | None) -> bool:
@@ -302,8 +337,6 @@ class RequestPath:
                     cache.sent(leg, keys.by_block[cache.block_tokens])
         if chain:
             self._matcher.touch(chain)
-        if request.match() is not None and predicted is not None:
-            self._observe_match(request, slot, predicted)
 
         endpoint = self._fleet.endpoint(slot)
         set_headers = {**decision.headers, **self._tracing.outgoing()}
@@ -317,6 +350,7 @@ class RequestPath:
             prompt_tokens=request.prompt_tokens,
             predicted=None if elsewhere else predicted,
             keys=chain,
+            customer=Customer(model=request.model, fairness_id=request.fairness_id, priority=request.priority),
         )
         return Placed(
             request=request,
@@ -331,16 +365,6 @@ class RequestPath:
                 sent, self._fleet, self._books, self._breaker, self._metrics, self._accuracy, self._clock
             ),
         )
-
-    def _observe_match(self, request: Request, slot: int, predicted: int) -> None:
-        match = request.match()
-        if match is None or not request.prompt_tokens:
-            return
-        best = float(match.tokens.max(initial=0.0))
-        self._metrics.match_tokens.labels("best").observe(best)
-        self._metrics.match_tokens.labels("chosen").observe(predicted)
-        self._metrics.match_fraction.labels("best").observe(best / request.prompt_tokens)
-        self._metrics.match_fraction.labels("chosen").observe(predicted / request.prompt_tokens)
 
     def _warn(self, reason: str, detail: str, error: Exception | None = None) -> None:
         if self._quiet.allows(reason, self._clock()):

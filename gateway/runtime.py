@@ -27,10 +27,12 @@ from fleet.scraper import Scraper
 from gateway.config import LoadedConfig, load
 from gateway.config_source import ConfigError
 from gateway.data_sources import scrape_settings
+from gateway.decision_log import DecisionLog
 from gateway.departure import Departures
 from gateway.event_streams import EventStreams
 from gateway.extproc.grpc_server import Server, ServerSettings
 from gateway.extproc.server_tls import TlsError, TlsFiles
+from gateway.explain_page import decisions_page
 from gateway.handoff import Handoffs
 from gateway.http_server import BoundApp, admin_app, metrics_app
 from gateway.matching import Matcher
@@ -114,6 +116,7 @@ class Gateway:
             rewrites_history=self._templates.rewrites_history,
             room=self.room,
         )
+        self._use_decisions(config)
         self._server: Server | None = None
         self._pages: list[BoundApp] = []
         self._tasks: list[asyncio.Task[None]] = []
@@ -197,6 +200,7 @@ class Gateway:
         if self._server is not None:
             self._server.service.decide_timeout_s = config.decision_limit_s
         self._use_departures(config)
+        self._use_decisions(config)
         self._config = config
         await self._discover(config)
         await before.close()
@@ -211,6 +215,14 @@ class Gateway:
             self._probing.cancel()
         learning = self._templates.learn(config.settings.models, tokenizers.local())
         self._probing = self._task(learning, "template-probe")
+
+    def _use_decisions(self, config: LoadedConfig) -> None:
+        if not config.settings.explain:
+            self.path.decisions = None
+            return
+        if self.path.decisions is None:
+            self.path.decisions = DecisionLog(self.fleet, self.streams.trust)
+        self.path.decisions.pricing = config.pricing
 
     def _use_departures(self, config: LoadedConfig) -> None:
         settings, departures = config.settings, self._departures
@@ -314,7 +326,8 @@ class Gateway:
         settings = self._config.settings
         wanted = [(metrics_app(self.registry, lambda: self._serving), settings.metrics_listen, settings.metrics_port)]
         if settings.admin_port is not None:
-            wanted.append((admin_app(self.picture.sections()), settings.admin_listen, settings.admin_port))
+            pages = [decisions_page(lambda: self.path.decisions)]
+            wanted.append((admin_app(self.picture.sections(), pages), settings.admin_listen, settings.admin_port))
         for app, host, port in wanted:
             page = BoundApp(app, host, port)
             try:

@@ -17,7 +17,8 @@ Rules
    chain the tail is forgotten before the head.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
 from threading import Lock
 
 import msgspec
@@ -26,7 +27,7 @@ from indexer import tier as tiers
 from indexer.matched import PREDICTED, Matched, slots_of
 from indexer.predicted import Predicted
 from indexer.prefix import Cut, Peek, Run, Table, bisected, itemised, prolonged, walked
-from indexer.shard import Shard
+from indexer.shard import PerTier, Shard
 
 MAX_SLOTS = 1 << 16
 
@@ -182,6 +183,15 @@ class Index:
             evicted_keys=sum(shard.evicted_keys for shard in self._shards),
             evicted_holders=sum(shard.evicted_holders for shard in self._shards),
         )
+
+    def youngest(self, keys: int) -> Iterator[tuple[int, PerTier]]:
+        """About `keys` of the most recently used keys, each with one bitset of slots per tier. For dumps: it copies the
+        order of a shard under its lock, so ask on a thread that may wait."""
+        share = -(-keys // len(self._shards))
+        for shard in self._shards:
+            with shard.lock:
+                found = [(key, held, shard.tiers.get(key)) for key, held in islice(reversed(shard.holders.items()), share)]
+            yield from ((key, per_tier or (held, 0, 0)) for key, held, per_tier in found)
 
     def __len__(self) -> int:
         return sum(len(shard.holders) for shard in self._shards)
