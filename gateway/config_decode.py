@@ -1,9 +1,10 @@
 """Plain values into typed structs, strictly, reporting everything that is wrong instead of the first thing.
 
 msgspec decodes faster but stops at the first error; a person who edits a configuration wants the whole list. So this
-module walks the struct types itself and leaves only single values to msgspec. Three formats may be asked for in a field's
+module walks the struct types itself and leaves only single values to msgspec. Four formats may be asked for in a field's
 annotation, wherever the struct is defined: `Meta(extra={"format": "duration"})` on a float (text such as "200ms", read as
-seconds), "quantity" on an int (text such as "10Gi") and "path" on a str (relative to the document).
+seconds), "quantity" on an int (text such as "10Gi"), "path" on a str (relative to the document) and "model" on a str (a
+directory, or the name of a model in the local Hugging Face cache).
 """
 
 import os
@@ -15,6 +16,7 @@ from typing import Annotated, Any, Literal, TypeAlias, TypeVar, Union, get_args,
 import msgspec
 
 from gateway.config_source import At, Problem, Source, did_you_mean
+from tokenization.model_files import find_model_directory
 
 Duration: TypeAlias = Annotated[float, msgspec.Meta(extra={"format": "duration"})]
 """Seconds, written like Go's durations: 200ms, 1.5s, 1m30s."""
@@ -22,6 +24,8 @@ Quantity: TypeAlias = Annotated[int, msgspec.Meta(extra={"format": "quantity"})]
 """A whole number, written like a Kubernetes quantity: 10Gi, 1k, 5000."""
 Path: TypeAlias = Annotated[str, msgspec.Meta(extra={"format": "path"})]
 """A file or directory; a relative one starts from the folder of the document."""
+ModelDirectory: TypeAlias = Annotated[str, msgspec.Meta(extra={"format": "model"})]
+"""A directory with a tokenizer as `Path`, or a model's name such as `Qwen/Qwen3-8B` where the local Hugging Face cache has it."""
 
 T = TypeVar("T")
 
@@ -180,9 +184,20 @@ class Decoder:
                 value = amount(value)
             elif form == "path" and isinstance(value, str):
                 value = self.resolve(value)
+            elif form == "model" and isinstance(value, str):
+                value = self._model_directory(value)
         except ValueError as error:
             return self.report(at, str(error))
         return self._leaf(value, whole, at)
+
+    def _model_directory(self, name: str) -> str:
+        path = self.resolve(name)
+        if os.path.isdir(path):
+            return path
+        try:
+            return str(find_model_directory(name))
+        except FileNotFoundError as error:
+            raise ValueError(f"no directory {path}, and no model {name!r} in the local Hugging Face cache") from error
 
     def _leaf(self, value: Any, kind: Any, at: At, *, lax: bool = False) -> Any:
         try:

@@ -8,8 +8,9 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
-from gateway.config_decode import Duration, Quantity
+from gateway.config_decode import Duration, ModelDirectory, Quantity
 from gateway.config_decode import Path as FilePath
+from gateway.dynamo_workers import workers_of
 
 API_VERSION = "llm-d.ai/v1alpha1"
 OLD_API_VERSION = "inference.networking.x-k8s.io/v1alpha1"
@@ -102,7 +103,7 @@ class Tls(Section, frozen=True, kw_only=True):
 class Model(Section, frozen=True, kw_only=True):
     """What the router knows of one served model."""
 
-    tokenizer: FilePath | None = None
+    tokenizer: ModelDirectory | None = None
     """Directory with tokenizer.json and the chat template; used by a `token-producer` that names no backend of its own."""
     aliases: list[str] = []
     """Other names that clients may use for it."""
@@ -167,6 +168,11 @@ class Dynamo(Section, frozen=True, kw_only=True):
     """Also follow the streams of releases that used JetStream."""
     silent_after: Duration = 60.0
     """When a subscription that has heard nothing raises an alarm."""
+
+    def __post_init__(self) -> None:
+        if not self.servers:
+            raise ValueError("servers: at least one is needed")
+        workers_of(self.endpoints, "endpoints")
 
 
 class Handoff(Section, frozen=True, kw_only=True):

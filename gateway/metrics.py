@@ -105,6 +105,13 @@ class Metrics:
             "--enable-prompt-tokens-details.",
             ("endpoint",),
         )
+        self.token_parity = counter(
+            "token_parity",
+            "Sampled requests whose token ids were compared with those the engine announced: equal, differs, or unseen (the "
+            "engine announced nothing like it). differs: the log names the first token; tokenizer or template are not the "
+            "engine's. unseen growing: its events do not arrive.",
+            ("endpoint", "result"),
+        )
         self.responses = counter(
             "responses",
             "Routed requests by how they ended: finished, aborted (the stream ended before the response did), or error "

@@ -13,7 +13,7 @@ from msgspec import Meta
 from fleet import plugin
 from fleet.endpoint import Endpoint
 from fleet.plugin import Producer
-from gateway.config_decode import Duration, Path, Quantity
+from gateway.config_decode import Duration, ModelDirectory, Quantity
 
 # token-producer
 
@@ -33,7 +33,12 @@ class Render(plugin.Parameters, frozen=True, kw_only=True):
 
 
 class Local(plugin.Parameters, frozen=True, kw_only=True):
-    path: Annotated[Path, Meta(description="Directory with tokenizer.json (or .xz) and the chat template.")]
+    path: Annotated[
+        ModelDirectory,
+        Meta(
+            description="Directory with tokenizer.json (or .xz) and the chat template, or a model in the Hugging Face cache."
+        ),
+    ]
 
 
 class TokenProducer(Producer, type="token-producer"):

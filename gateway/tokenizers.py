@@ -6,6 +6,7 @@ Loading a tokenizer takes a second or two of CPU; it happens before the gateway 
 import asyncio
 import logging
 import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from gateway.config import LoadedConfig
@@ -63,6 +64,11 @@ class Tokenizers:
     def backend(self, served: Served) -> Backend | None:
         """Who tokenizes for this model; None where nobody does."""
         return self._by_model.get(served.base) or self._default
+
+    def decoder(self, served: Served) -> Callable[[Sequence[int]], str] | None:
+        """Token ids to text, where this process has the model's tokenizer."""
+        backend = self.backend(served)
+        return backend.tokenizer.decode if isinstance(backend, LocalBackend) else None
 
     def local(self) -> dict[str, LocalTokenizer]:
         """Model -> tokenizer, for those that tokenize here; the default one under the name ""."""
