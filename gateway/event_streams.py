@@ -8,7 +8,9 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from functools import partial
 
+from event_ingest.events import BlockStored
 from event_ingest.pipeline import EventPath
 from event_ingest.sockets import AddressError
 from event_ingest.subscriber import Subscriber
@@ -16,10 +18,12 @@ from event_ingest.verify import Verifier
 from fleet.endpoint import Endpoint
 from fleet.fleet import Fleet
 from gateway.config import LoadedConfig
+from gateway.dynamo_streams import DynamoStreams
 from gateway.hybrid_matching import Layout
 from gateway.metrics import StreamState
 from gateway.served_models import ServedModels
 from indexer.index import Index
+from indexer.predicted import Predicted
 from indexer.trust import Reason, Trust, blind
 
 log = logging.getLogger(__name__)
@@ -28,8 +32,18 @@ log = logging.getLogger(__name__)
 class EventStreams:
     """Follows what discovery and /v1/models say; answers what matching and metrics ask."""
 
-    def __init__(self, fleet: Fleet, index: Index, models: ServedModels, config: LoadedConfig) -> None:
+    def __init__(
+        self,
+        fleet: Fleet,
+        index: Index,
+        models: ServedModels,
+        config: LoadedConfig,
+        predicted: Predicted | None = None,
+    ) -> None:
         self._fleet, self._index, self._models = fleet, index, models
+        self._predicted = predicted
+        self.dynamo = DynamoStreams(config.settings.dynamo, index) if config.settings.dynamo is not None else None
+        """Those endpoints that are Dynamo workers; None where the configuration knows none."""
         self._events = config.settings.events
         self._precise = config.precise
         self._block_tokens = config.settings.index.block_tokens or (
@@ -39,16 +53,26 @@ class EventStreams:
         self._paths: dict[int, EventPath] = {}
         self._followed: dict[int, tuple[Endpoint, str]] = {}
         self._unusable: dict[int, str] = {}
+        self.on_stored: Callable[[int, BlockStored, float], None] | None = None
+        """Also told of stored events, with their slot, on the listening thread."""
         self._nothing = blind(Reason.NO_EVENTS, 0.0, "no events address")
         self._waiting = blind(Reason.NO_EVENTS, 0.0, "the engine has not said which model it serves")
 
     def start(self) -> None:
         """Begin listening."""
         self._subscriber.start()
+        if self.dynamo is not None:
+            self.dynamo.start()
 
     def stop(self) -> None:
-        """End the thread; waits for it."""
+        """End the threads; waits for them."""
         self._subscriber.stop()
+        if self.dynamo is not None:
+            self.dynamo.stop()
+
+    def _stored(self, slot: int, event: BlockStored, now: float) -> None:
+        if self.on_stored is not None:
+            self.on_stored(slot, event, now)
 
     # Following the fleet
 
@@ -72,9 +96,15 @@ class EventStreams:
 
     def follow_models(self) -> None:
         """Called every second: engines come up, and say which model they serve, after we do."""
+        if self.dynamo is not None:
+            self.dynamo.refresh()
         for slot in map(int, self._fleet.slots()):
             followed = self._followed.get(slot)
             model = self._models.base_of(slot)
+            if followed is not None and self._worker_changed(slot, followed[0]):
+                log.warning("dynamo_worker_changed slot=%d address=%s", slot, followed[0].address)
+                self._unfollow(slot)
+                followed = None
             if followed is not None and model is not None and followed[1] != model:
                 log.warning("model_changed slot=%d was=%s now=%s", slot, followed[1], model)
                 self._unfollow(slot)
@@ -83,8 +113,13 @@ class EventStreams:
                 self._follow(slot)
 
     def _follow(self, slot: int) -> None:
-        endpoint = self._with_addresses(self._fleet.endpoint(slot))
+        endpoint = self._fleet.endpoint(slot)
         model = self._models.base_of(slot)
+        if self.dynamo is not None and model is not None and (worker := self._worker_of(endpoint)) is not None:
+            self._paths[slot] = self.dynamo.follow(slot, endpoint, worker, model, self._predicted)
+            self._followed[slot] = (endpoint, model)
+            return
+        endpoint = self._with_addresses(endpoint)
         if endpoint.events is None or model is None:
             return
         paths = {name: path for name, path in self._models.adapter_paths(slot).items() if path is not None}
@@ -96,7 +131,9 @@ class EventStreams:
             can_replay=endpoint.replay is not None,
             block_tokens=self._block_tokens,
             verifier=Verifier(self._events.hash_algorithm, self._events.hash_seed, lora_paths=paths),
+            predicted=self._predicted,
         )
+        path.on_stored = partial(self._stored, slot)
         self._paths[slot] = path
         self._followed[slot] = (endpoint, model)
         self._subscriber.add(endpoint, path).add_done_callback(lambda future: self._added(slot, future))
@@ -105,12 +142,27 @@ class EventStreams:
         self._paths.pop(slot, None)
         self._unusable.pop(slot, None)
         followed = self._followed.pop(slot, None)
+        if self._predicted is not None:
+            self._predicted.clear(slot)
+        if self.dynamo is not None and self.dynamo.follows(slot) is not None:
+            return self.dynamo.unfollow(slot)
         return self._subscriber.remove(self._name(followed[0])) if followed else None
 
     def _added(self, slot: int, future: "Future[None]") -> None:
         if isinstance(error := future.exception(), AddressError):
             self._unusable[slot] = str(error)
             log.error("stream_unusable slot=%d error=%r", slot, str(error))
+
+    def _worker_of(self, endpoint: Endpoint) -> int | None:
+        """The Dynamo worker at an endpoint that has no event address of its own."""
+        if self.dynamo is None or endpoint.events is not None:
+            return None
+        return self.dynamo.worker_of(endpoint, (self._fleet.endpoint(int(slot)) for slot in self._fleet.slots()))
+
+    def _worker_changed(self, slot: int, endpoint: Endpoint) -> bool:
+        if self.dynamo is None:
+            return False
+        return self._worker_of(self._fleet.endpoint(slot)) != self.dynamo.follows(slot)
 
     def _with_addresses(self, endpoint: Endpoint) -> Endpoint:
         """An endpoint that names no event address gets the one that the precise producer's podDiscoveryConfig implies."""
@@ -153,16 +205,27 @@ class EventStreams:
         """What can be claimed about this slot's entries."""
         path = self._paths.get(slot)
         if path is not None:
+            if self.dynamo is not None and path.trust.reason is Reason.NO_EVENTS and slot in self.dynamo.slots:
+                return blind(
+                    Reason.NO_EVENTS, path.trust.since, self.dynamo.alarm() or "nothing heard of this worker yet"
+                )
             return path.trust if slot not in self._unusable else self._nothing
         return self._nothing if self._with_addresses(self._fleet.endpoint(slot)).events is None else self._waiting
 
     def confirmed(self, slot: int, keys: Sequence[int], prompt_tokens: int, predicted: int, cached: int) -> None:
         """An engine reported `cached` tokens where `predicted` were expected."""
         path = self._paths.get(slot)
-        if path is not None:
+        if path is not None and self.dynamo is not None and slot in self.dynamo.slots:
+            self.dynamo.observe(path, keys, prompt_tokens, predicted, cached)
+        elif path is not None:
             self._subscriber.observe(path.name, keys, prompt_tokens, predicted, cached)
 
     # What metrics and the admin port ask
+
+    @property
+    def errors(self) -> int:
+        """Messages that our own code failed on."""
+        return self._subscriber.errors
 
     def states(self) -> list[StreamState]:
         """One per endpoint and rank, also for those without a stream."""
@@ -189,4 +252,5 @@ class EventStreams:
             replays=counters.questions,
             sequence=(stream.next_seq or 0) - 1,
             last_event_age_s=time.monotonic() - heard if heard is not None else -1.0,
+            lag_s=path.lag_s,
         )

@@ -3,6 +3,7 @@
 from prometheus_client import CollectorRegistry
 
 from gateway.metrics import PICTURE, Definition, Metrics
+from gateway.part_metrics import PARTS
 
 _HEAD = """# Metrics
 
@@ -14,7 +15,7 @@ in tokens unless the name says otherwise. `endpoint` is `ip:port`, `rank` the da
 
 def definitions() -> list[Definition]:
     """All metrics the gateway exports, in the order of the page."""
-    return [*Metrics(CollectorRegistry()).definitions, *PICTURE.values()]
+    return [*Metrics(CollectorRegistry()).definitions, *PICTURE.values(), *PARTS.values()]
 
 
 def page() -> str:

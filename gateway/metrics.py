@@ -4,13 +4,15 @@ Labels are bounded: endpoints by the fleet, reasons and steps by fixed sets, mod
 A help text ends with what to do when the value looks wrong.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Protocol
 
 import msgspec
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
+
+from gateway.request_events import DecidedRequest, EndedResponse
 
 MAX_MODELS = 100
 
@@ -41,6 +43,9 @@ class Metrics:
     def __init__(self, registry: CollectorRegistry) -> None:
         self.registry = registry
         self.definitions: list[Definition] = []
+        self.when_decided: list[Callable[[DecidedRequest], None]] = []
+        """Who else counts requests."""
+        self.when_ended: list[Callable[[EndedResponse], None]] = []
         self._models: set[str] = set()
 
         def define(name: str, kind: str, labels: tuple[str, ...], help_: str) -> None:
@@ -82,15 +87,22 @@ class Metrics:
             "match_tokens",
             "Leading cached tokens predicted, on the endpoint that has most (best) and on the chosen one. best far above "
             "chosen means that load overrules affinity; both at zero means that a wire is broken or nothing is shared.",
-            TOKEN_BUCKETS,
+            (0.0, *TOKEN_BUCKETS),
             ("which",),
         )
         self.match_fraction = histogram(
             "match_fraction",
-            "Share of the prompt predicted as cached: best available, on the chosen endpoint, and actually reused as the "
-            "engine reported.",
+            "Share of the prompt that is cached, by the endpoint that was chosen: best available in its role, predicted on "
+            "the chosen one, and actually reused as its engine reported. best above chosen: load overrules affinity. chosen "
+            "above reused: the picture is wrong, see cached_tokens_error.",
             FRACTION_BUCKETS,
-            ("which",),
+            ("endpoint", "which"),
+        )
+        self.decisions = counter(
+            "decisions",
+            "Routed requests by chosen endpoint and why: most_cached, part_cached, load_over_cache (another one holds more, "
+            "and load weighed more), nothing_cached, only_choice, no_knowledge (nothing was matched: see routed_blind).",
+            ("endpoint", "reason"),
         )
         self.cached_error = histogram(
             "cached_tokens_error",
@@ -199,6 +211,8 @@ class StreamState(msgspec.Struct, frozen=True, kw_only=True):
     replays: int
     sequence: int
     last_event_age_s: float
+    lag_s: float = 0.0
+    """Engine time of the last batch to the moment it was applied."""
 
 
 class IndexState(msgspec.Struct, frozen=True, kw_only=True):
@@ -264,6 +278,13 @@ PICTURE: dict[str, Definition] = {
             "Seconds since the last event; -1 before the first. An endpoint that serves new prompts and stays silent has a "
             "broken event wire.",
         ),
+        (
+            "stream_event_lag_seconds",
+            "gauge",
+            _STREAM,
+            "From the engine's time of the last live batch to its being applied here. Negative or growing without load: the "
+            "clocks differ. Growing with load: the gateway's event thread is behind.",
+        ),
         ("endpoint_up", "gauge", _STREAM, "1 while the endpoint takes requests."),
         ("endpoint_in_flight", "gauge", _STREAM, "Requests sent there and not finished."),
         ("endpoint_in_flight_tokens", "gauge", _STREAM, "Uncached prompt tokens sent there that await a first token."),
@@ -310,6 +331,7 @@ class PictureCollector(Collector):
             put("stream_replays", label, stream.replays)
             put("stream_sequence", label, stream.sequence)
             put("stream_last_event_age_seconds", label, stream.last_event_age_s)
+            put("stream_event_lag_seconds", label, stream.lag_s)
         for endpoint in self._picture.endpoints():
             label = (endpoint.endpoint, str(endpoint.rank))
             put("endpoint_up", label, float(endpoint.up))

@@ -1,5 +1,6 @@
 """The gateway's picture as it is now, for metrics and the admin port."""
 
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -7,6 +8,7 @@ import msgspec
 from fleet.fleet import Fleet
 from gateway.event_streams import EventStreams
 from gateway.metrics import EndpointState, IndexState, StreamState
+from gateway.routing_record import Routed
 from indexer.index import Index
 
 
@@ -15,6 +17,8 @@ class GatewayPicture:
 
     def __init__(self, fleet: Fleet, index: Index, streams: EventStreams) -> None:
         self._fleet, self._index, self._streams = fleet, index, streams
+        self.routed: Callable[[], list[Routed]] = list
+        """The last decisions."""
 
     def streams(self) -> list[StreamState]:
         return self._streams.states()
@@ -56,4 +60,5 @@ class GatewayPicture:
             "endpoints": lambda: msgspec.to_builtins(self.endpoints()),
             "streams": lambda: msgspec.to_builtins(self.streams()),
             "index": lambda: msgspec.to_builtins(self.index()),
+            "routed": lambda: msgspec.to_builtins(self.routed()),
         }

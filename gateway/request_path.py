@@ -103,6 +103,7 @@ class RequestPath:
         """None: nothing is kept to be explained."""
         self.record = RoutingRecord(fleet, metrics)
         self._quiet = RateLimit()
+        self._twins = 0
 
     async def decide(self, head: Head, body: bytes) -> Decided | Rejected:
         """See `gateway.extproc.decision.Decider`."""
@@ -249,7 +250,7 @@ class RequestPath:
     def _request(self, head: Head, ask: Ask, keys: Keys | None, found: Found | None) -> Request:
         prompt = ask.prompt
         return Request(
-            id=head.request_id,
+            id=self._booking(head.request_id),
             model=ask.served.name if ask.served else "",
             target_model=ask.served.name if ask.served else "",
             path=ask.path,
@@ -263,6 +264,13 @@ class RequestPath:
             matches=self._matches(keys, found),
             default_match=self.producers.default,
         )
+
+    def _booking(self, request_id: str) -> str:
+        """The request's name in the books: its id, unless a client uses one id for two requests at a time."""
+        if request_id not in self._books:
+            return request_id
+        self._twins += 1
+        return f"{request_id}~{self._twins}"
 
     def _priority(self, head: Head) -> int:
         name = control.objective(head.headers)

@@ -17,6 +17,7 @@ from fleet.breaker import Breaker
 from fleet.fleet import Fleet
 from gateway.extproc.usage import ResponseReader, Usage
 from gateway.metrics import Metrics
+from gateway.request_events import Customer, EndedResponse
 
 log = logging.getLogger(__name__)
 
@@ -42,6 +43,7 @@ class Sent(msgspec.Struct, frozen=True, kw_only=True):
     """Cached tokens the engine should report; None where nothing was predicted."""
     keys: Sequence[int] = ()
     """The prompt's block keys at the slot's block size."""
+    customer: Customer = Customer()
 
 
 class RouteObserver:
@@ -60,6 +62,7 @@ class RouteObserver:
     ) -> None:
         self._sent = sent
         self._slot = sent.slot
+        self._address = fleet.endpoint(sent.slot).address  # kept, because a slot may be given up while its answer runs
         self._fleet, self._books, self._breaker, self._metrics = fleet, books, breaker, metrics
         self._accuracy = accuracy
         self._clock = clock
@@ -67,19 +70,22 @@ class RouteObserver:
         self._reader: ResponseReader | None = None
         self._status = 0
         self._first = False
+        self._first_at: float | None = None
+        self._bytes = 0
 
     def response_headers(self, status: int, headers: Mapping[str, str], served: str | None) -> None:
         now = self._clock()
         self._status = status
-        address = self._fleet.endpoint(self._slot).address
-        if served and served != address:
+        if served and served != self._address:
             self._moved(served, now)
-        self._breaker.report(self._slot, status, now)
+        if self._still_there():
+            self._breaker.report(self._slot, status, now)
         if status < 400:
             self._reader = ResponseReader(headers.get("content-type", ""), headers.get("content-encoding", ""))
 
     def response_chunk(self, data: bytes) -> None:
         now = self._clock()
+        self._bytes += len(data)
         if self._reader is None:
             return
         self._reader.feed(data, now)
@@ -93,7 +99,7 @@ class RouteObserver:
         usage = self._reader.end(now) if self._reader else None
         if usage and not self._first:
             self._first_token(now)
-        self._release("error" if self._status >= 500 else "finished", now)
+        self._release("error" if self._status >= 500 else "finished", now, usage)
         if usage:
             self._learn(usage)
         self._done(usage)
@@ -109,19 +115,34 @@ class RouteObserver:
         if slot is None:
             log.warning("served_by_stranger request_id=%s served=%s", self._sent.request_id, served)
             return
-        self._breaker.report(self._slot, None, now)  # the gateway went on to a fallback: the first did not answer
+        if self._still_there():
+            self._breaker.report(self._slot, None, now)  # the gateway went on to a fallback: the first did not answer
         self._books.moved(self._sent.request_id, self._slot, slot, now)
-        self._slot = slot
+        self._slot, self._address = slot, served
 
     def _first_token(self, now: float) -> None:
-        self._first = True
+        self._first, self._first_at = True, now
         self._books.first_token(self._sent.request_id, now)
         self._metrics.ttft.labels(self._name()).observe(now - self._sent.sent_at)
 
-    def _release(self, end: str, now: float) -> None:
+    def _release(self, end: str, now: float, usage: Usage | None = None) -> None:
         if self._sent.request_id in self._books:
             self._books.finish(self._sent.request_id, now)
         self._metrics.responses.labels(self._name(), end).inc()
+        if self._metrics.when_ended:
+            ended = EndedResponse(
+                customer=self._sent.customer,
+                end=end,
+                status=self._status,
+                streaming=self._reader is not None and self._reader.streaming,
+                sent_at=self._sent.sent_at,
+                first_token_at=self._first_at,
+                ended_at=now,
+                body_bytes=self._bytes,
+                usage=usage,
+            )
+            for tell in self._metrics.when_ended:
+                tell(ended)
 
     def _learn(self, usage: Usage) -> None:
         if self._status >= 400:
@@ -132,12 +153,16 @@ class RouteObserver:
             return
         prompt = usage.prompt_tokens or self._sent.prompt_tokens
         if prompt:
-            self._metrics.match_fraction.labels("reused").observe(actual / prompt)
-        if predicted is None or self._slot != self._sent.slot:
+            self._metrics.match_fraction.labels(name, "reused").observe(actual / prompt)
+        if predicted is None or self._slot != self._sent.slot or not self._still_there():
             return
         direction = "over" if predicted > actual else "under"
         self._metrics.cached_error.labels(name, direction).observe(abs(predicted - actual))
         self._accuracy.confirmed(self._slot, self._sent.keys, self._sent.prompt_tokens, predicted, actual)
 
     def _name(self) -> str:
-        return self._fleet.endpoint(self._slot).address
+        return self._address
+
+    def _still_there(self) -> bool:
+        """False where the endpoint has left the fleet, and its slot may mean another one."""
+        return self._slot in self._fleet and self._fleet.endpoint(self._slot).address == self._address

@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import logging
 import time
+from collections import Counter
 from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any
@@ -30,13 +31,15 @@ from gateway.data_sources import scrape_settings
 from gateway.decision_log import DecisionLog
 from gateway.departure import Departures
 from gateway.event_streams import EventStreams
+from gateway.explain_page import decisions_page
 from gateway.extproc.grpc_server import Server, ServerSettings
 from gateway.extproc.server_tls import TlsError, TlsFiles
-from gateway.explain_page import decisions_page
 from gateway.handoff import Handoffs
 from gateway.http_server import BoundApp, admin_app, metrics_app
 from gateway.matching import Matcher
 from gateway.metrics import Metrics, PictureCollector
+from gateway.part_metrics import PartCollector
+from gateway.parts import GatewayParts
 from gateway.picture import GatewayPicture
 from gateway.prefill_leg import PrefillLegs
 from gateway.prefill_progress import PrefillProgress
@@ -117,6 +120,21 @@ class Gateway:
             room=self.room,
         )
         self._use_decisions(config)
+        self.picture.routed = self.path.record.last
+        self._scraper: Scraper | None = None
+        self.registry.register(
+            PartCollector(
+                GatewayParts(
+                    books=self.books,
+                    breaker=self.breaker,
+                    chains=matcher.chains,
+                    backends=lambda: self._tokenizers.backends(),
+                    scraper=lambda: self._scraper,
+                    extproc=lambda: self._server.service.counts if self._server else Counter(),
+                    event_errors=lambda: self.streams.errors,
+                )
+            )
+        )
         self._server: Server | None = None
         self._pages: list[BoundApp] = []
         self._tasks: list[asyncio.Task[None]] = []
@@ -132,8 +150,9 @@ class Gateway:
             self._use_tokenizers(await Tokenizers.load(self._config), self._config)
             await self._discover(self._config)
             self.streams.start()
+            self._scraper = Scraper(self.fleet, scrape_settings(self._config.sources), self.books)
             self._tasks = [
-                self._task(Scraper(self.fleet, scrape_settings(self._config.sources), self.books).run(), "scraper"),
+                self._task(self._scraper.run(), "scraper"),
                 self._task(self._housekeeping(), "housekeeping"),
                 self._task(self._follow_prefills(), "prefill-progress"),
             ]

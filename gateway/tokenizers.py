@@ -78,6 +78,13 @@ class Tokenizers:
             if isinstance(backend, LocalBackend)
         }
 
+    def backends(self) -> dict[str, Backend]:
+        """Each backend once, under the name of the first model it is for; the default one is called `default`."""
+        named = {id(backend): (name, backend) for name, backend in reversed(self._by_model.items())}
+        if self._default is not None:
+            named.setdefault(id(self._default), ("default", self._default))
+        return dict(named.values())
+
     async def close(self) -> None:
         for backend in self._backends:
             await backend.close()

@@ -1,0 +1,124 @@
+"""Metrics of what the parts count themselves, read at scrape time: tokenizers, key chains, scraper, books, breaker, ext-proc.
+
+The parts know nothing of Prometheus: each has plain counters, and PARTS says what they are called. A reload makes new
+tokenizers, whose counters begin at zero again; Prometheus takes that as a restart.
+"""
+
+import platform
+from collections.abc import Iterable
+from importlib.metadata import version
+from typing import Protocol
+
+import msgspec
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from fleet.books import Counts as BookCounts
+from gateway.metrics import Definition
+
+Sample = tuple[str, tuple[str, ...], float]
+"""Key in PARTS, label values, value."""
+
+
+def _definitions(*rows: tuple[str, str, tuple[str, ...], str]) -> dict[str, Definition]:
+    return {
+        key: Definition(f"warmroute_{key}" + ("_total" if kind == "counter" else ""), kind, labels, help_)
+        for key, kind, labels, help_ in rows
+    }
+
+
+_CACHE = ("tokenizer",)
+
+PARTS = _definitions(
+    ("build_info", "gauge", ("version", "python"), "Always 1; the labels say what runs."),
+    (
+        "tokenizer_outcomes",
+        "counter",
+        ("tokenizer", "backend", "outcome"),
+        "Requests by what their tokenizer made of them: ok, given (the prompt was token ids), or the reason of an error or a "
+        "fallback. Anything else growing: the prefix cache is not used for these requests.",
+    ),
+    ("segment_cache_hits", "counter", _CACHE, "Pieces of prompts (turns) whose token ids were remembered."),
+    (
+        "segment_cache_misses",
+        "counter",
+        _CACHE,
+        "Pieces of prompts that had to be encoded. As many as hits in chat traffic: the cache is too small, or the template "
+        "rewrites history.",
+    ),
+    ("segment_cache_hit_tokens", "counter", _CACHE, "Tokens that came out of the segment cache."),
+    ("segment_cache_miss_tokens", "counter", _CACHE, "Tokens that were encoded."),
+    ("segment_cache_evicted", "counter", _CACHE, "Pieces given up because the cache was full."),
+    ("segment_cache_bytes", "gauge", _CACHE, "Bytes held by the segment cache."),
+    ("key_chain_hit_keys", "counter", (), "Block keys taken from the chains of earlier turns."),
+    (
+        "key_chain_computed_keys",
+        "counter",
+        (),
+        "Block keys that were hashed. Far more than hit keys in chat traffic: turns are not recognized.",
+    ),
+    ("key_chain_keys", "gauge", (), "Block keys held by the key-chain cache."),
+    (
+        "scrapes",
+        "counter",
+        ("page", "outcome"),
+        "Answers of model servers to the scraper, by page and outcome: ok, or timeout, connection, status-4xx, status-5xx, "
+        "unreadable, internal. Load is stale where ok does not grow.",
+    ),
+    (
+        "books",
+        "counter",
+        ("event",),
+        "What happened to reservations: reserved, finished, expired (nothing was heard of it), reconciled (the engine was "
+        "idle), forgotten (its endpoint went away), unknown. expired or reconciled growing: responses do not come by the "
+        "gateway, look at Envoy's processing mode.",
+    ),
+    ("books_open", "gauge", (), "Requests in the books."),
+    ("breaker_trips", "counter", (), "Times an endpoint's circuit opened. The log says which and why."),
+    (
+        "extproc",
+        "counter",
+        ("event",),
+        "ext-proc streams and what became of them: streams, decided, rejected, finished, aborted, decide_timeouts, "
+        "decide_cancelled, and our own faults decide_errors, observer_errors, protocol_errors, internal_errors, which should "
+        "stay at zero.",
+    ),
+    ("event_errors", "counter", (), "Messages of event streams that our own code failed on. Should stay at zero: see the log."),
+)
+
+EXTPROC_EVENTS = (
+    *("streams", "decided", "rejected", "finished", "aborted", "decide_timeouts", "decide_cancelled"),
+    *("decide_errors", "observer_errors", "protocol_errors", "internal_errors"),
+)
+
+
+class Parts(Protocol):
+    """Whoever can list the samples of all parts."""
+
+    def samples(self) -> Iterable[Sample]: ...
+
+
+class PartCollector(Collector):
+    """Exports PARTS."""
+
+    def __init__(self, parts: Parts) -> None:
+        self._parts = parts
+
+    def collect(self) -> Iterable[Metric]:
+        families = {
+            key: (CounterMetricFamily if d.kind == "counter" else GaugeMetricFamily)(
+                d.name.removesuffix("_total"), d.help, labels=d.labels
+            )
+            for key, d in PARTS.items()
+        }
+        families["build_info"].add_metric((version("warmroute"), platform.python_version()), 1)
+        for key, labels, value in self._parts.samples():
+            families[key].add_metric(labels, value)
+        yield from families.values()
+
+
+def of_books(counts: BookCounts, still_open: int) -> Iterable[Sample]:
+    """The samples of the books."""
+    for event, count in msgspec.structs.asdict(counts).items():
+        yield "books", (event,), count
+    yield "books_open", (), still_open

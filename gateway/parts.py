@@ -1,0 +1,56 @@
+"""The gateway's parts as far as their counters are concerned; `gateway.part_metrics` exports them."""
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from fleet.books import Books
+from fleet.breaker import Breaker
+from fleet.scraper import Scraper
+from gateway.part_metrics import EXTPROC_EVENTS, Sample, of_books
+from tokenization.backends import Backend, LocalBackend
+from tokenization.segments import KeyChainCache
+
+
+class GatewayParts:
+    """Asks for each part when it is scraped, because some come late and some are replaced by a reload."""
+
+    def __init__(
+        self,
+        *,
+        books: Books,
+        breaker: Breaker,
+        chains: KeyChainCache,
+        backends: Callable[[], Mapping[str, Backend]],
+        scraper: Callable[[], Scraper | None],
+        extproc: Callable[[], Counter[str]],
+        event_errors: Callable[[], int],
+    ) -> None:
+        self._books, self._breaker, self._chains = books, breaker, chains
+        self._backends, self._scraper, self._extproc, self._event_errors = backends, scraper, extproc, event_errors
+
+    def samples(self) -> Iterable[Sample]:
+        for model, backend in self._backends().items():
+            for outcome, count in dict(backend.counts).items():
+                yield "tokenizer_outcomes", (model, backend.name, outcome), count
+            if isinstance(backend, LocalBackend):
+                yield from self._segments(model, backend)
+        yield "key_chain_hit_keys", (), self._chains.hit_keys
+        yield "key_chain_computed_keys", (), self._chains.computed_keys
+        yield "key_chain_keys", (), len(self._chains)
+        if (scraper := self._scraper()) is not None:
+            for (page, outcome), count in dict(scraper.counts).items():
+                yield "scrapes", (page, outcome), count
+        yield from of_books(self._books.counts, len(self._books))
+        yield "breaker_trips", (), self._breaker.trips
+        counts = self._extproc()
+        for event in EXTPROC_EVENTS:
+            yield "extproc", (event,), counts[event]
+        yield "event_errors", (), self._event_errors()
+
+    @staticmethod
+    def _segments(model: str, backend: LocalBackend) -> Iterable[Sample]:
+        stats = backend.tokenizer.segments.cache.stats()
+        for name in ("hits", "misses", "hit_tokens", "miss_tokens", "evicted", "bytes"):
+            value: Any = getattr(stats, name)
+            yield f"segment_cache_{name}", (model,), value
