@@ -189,7 +189,11 @@ class RequestPath:
         predicted = look.found.predicted(outcome.slots[0], keys) if look.found and keys else None
         self.record.add(look.request, outcome, look.found, keys)
         span.set("server.address", outcome.destinations[0])
-        return self._send(head, look.request, outcome, keys, predicted, unseen=unseen)
+        try:
+            return self._send(head, look.request, outcome, keys, predicted, unseen=unseen)
+        except Exception:
+            self._books.finish(look.request.id, self._clock())  # it goes nowhere, and nobody will say that it ended
+            raise
 
     def _explained(self, head: Head, look: Look, answer: Callable[[], Decided | Rejected]) -> Decided | Rejected:
         """Keep what the answer is made from, before the books are charged with it."""
