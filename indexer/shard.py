@@ -25,6 +25,7 @@ class Shard:
         "evicted_holders",
         "evicted_keys",
         "holders",
+        "last_per_tier",
         "lock",
         "max_holders",
         "max_keys",
@@ -37,6 +38,7 @@ class Shard:
         self.lock = Lock()
         self.holders: dict[int, int] = {}
         self.tiers: dict[int, PerTier] = {}
+        self.last_per_tier: PerTier = ()
         self.order: dict[int, list[int]] = {}
         self.max_keys = max_keys
         self.max_holders = max_holders
@@ -74,9 +76,10 @@ class Shard:
         if per_tier is not None:
             if not per_tier[tier] & bit:
                 return False
-            per_tier = tuple(bits ^ bit if row == tier else bits for row, bits in enumerate(per_tier))
-            self._set_tiers(key, per_tier)
-            left = per_tier[0] | per_tier[1] | per_tier[2]
+            rows = list(per_tier)
+            rows[tier] ^= bit
+            self._set_tiers(key, tuple(rows))
+            left = rows[0] | rows[1] | rows[2]
         elif tier:
             return False
         self.entries -= 1
@@ -115,7 +118,9 @@ class Shard:
         per_tier = self.tiers.get(key, (held, 0, 0))
         if per_tier[tier] & bit:
             return False
-        self.tiers[key] = tuple(bits | bit if row == tier else bits for row, bits in enumerate(per_tier))
+        rows = list(per_tier)
+        rows[tier] |= bit
+        self._set_tiers(key, tuple(rows))
         return True
 
     def _forget_tiers(self, key: int, bit: int) -> int:
@@ -127,7 +132,10 @@ class Shard:
 
     def _set_tiers(self, key: int, per_tier: PerTier) -> None:
         if any(per_tier[1:]):
-            self.tiers[key] = per_tier
+            # Neighbours in a chain are mostly held alike: one tuple for all of them halves what tiers cost.
+            if per_tier == self.last_per_tier:
+                per_tier = self.last_per_tier
+            self.tiers[key] = self.last_per_tier = per_tier
         else:
             self.tiers.pop(key, None)
 

@@ -102,7 +102,7 @@ step = st.one_of(
 
 
 @given(st.lists(step, max_size=40))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_a_block_is_expected_exactly_while_an_unfinished_request_refers_to_it(
     steps: list[tuple[str, int, set[int] | None]],
 ) -> None:
