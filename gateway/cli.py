@@ -10,6 +10,7 @@ import click
 COMMANDS = {
     "serve": ("gateway.commands.serve", "Run the endpoint picker."),
     "check": ("gateway.commands.check", "Validate a configuration without starting anything."),
+    "explain": ("gateway.commands.explain", "Say where one request would go, and why."),
     "envoy-config": ("gateway.commands.envoy", "Print the Envoy configuration that goes with a configuration."),
     "demo": ("gateway.commands.demo", "Run the whole path on this machine: engines, gateway, Envoy, traffic."),
     "events": ("gateway.commands.events", "Record and replay engines' event streams."),

@@ -30,6 +30,7 @@ from gateway.config_source import ConfigError
 from gateway.data_sources import scrape_settings
 from gateway.decision_log import DecisionLog
 from gateway.departure import Departures
+from gateway.dump_page import dump_page
 from gateway.event_streams import EventStreams
 from gateway.explain_page import decisions_page
 from gateway.extproc.grpc_server import Server, ServerSettings
@@ -43,7 +44,7 @@ from gateway.parts import GatewayParts
 from gateway.picture import GatewayPicture
 from gateway.prefill_leg import PrefillLegs
 from gateway.prefill_progress import PrefillProgress
-from gateway.producer_wiring import index_of, producers_of, weights_of
+from gateway.producer_wiring import index_of, predicted_of, producers_of, weights_of
 from gateway.request_path import RequestPath, Settings
 from gateway.served_models import ServedModels
 from gateway.template_knowledge import TemplateKnowledge
@@ -59,7 +60,7 @@ PREFILL_LOOK_S = 0.05
 NO_DISCOVERY = "the configuration names no discovery, so there are no endpoints; add static-discovery or file-discovery"
 RESTART_ONLY = (
     *("listen", "grpc_port", "grpc_health_port", "metrics_port", "metrics_listen", "admin_port", "admin_listen", "tls"),
-    *("max_body_bytes", "tracing", "drain_timeout", "index", "events"),
+    *("max_body_bytes", "tracing", "drain_timeout", "index", "events", "dynamo"),
 )
 
 
@@ -82,7 +83,8 @@ class Gateway:
             collector(registry=self.registry)
         self.metrics = Metrics(self.registry)
         self.models = ServedModels(settings.models, self.fleet)
-        self.streams = EventStreams(self.fleet, self.index, self.models, config)
+        self.predicted = predicted_of(config)
+        self.streams = EventStreams(self.fleet, self.index, self.models, config, self.predicted)
         self.picture = GatewayPicture(self.fleet, self.index, self.streams)
         self.registry.register(PictureCollector(self.picture))
         self._tracing: Tracing = OtlpTracing(settings.tracing.endpoint) if settings.tracing.enabled else NoTracing()
@@ -96,7 +98,15 @@ class Gateway:
         self._templates = TemplateKnowledge(self.metrics)
         self.room = WaitingRoom(self.fleet, self.metrics)
         self.books.when_freed.append(self.room.freed)
-        matcher = Matcher(self.fleet, self.index, self.streams, weights_of(config), layout_of=self.streams.layout)
+        matcher = Matcher(
+            self.fleet,
+            self.index,
+            self.streams,
+            weights_of(config),
+            layout_of=self.streams.layout,
+            dynamo=self.streams.dynamo.slots if self.streams.dynamo else None,
+            predicted=self.predicted,
+        )
         self._progress = PrefillProgress(
             self.fleet, self.books, lambda slot, key: self.index.tier_of(slot, key) is not None, matcher.block_tokens
         )
@@ -320,7 +330,10 @@ class Gateway:
     async def _follow_prefills(self) -> None:
         while True:
             await asyncio.sleep(PREFILL_LOOK_S)
-            self._progress.tick(time.monotonic())
+            now = time.monotonic()
+            self._progress.tick(now)
+            if self.predicted is not None:
+                self.predicted.expire(now)
 
     async def _housekeeping(self) -> None:
         watched = self._modified()
@@ -345,7 +358,10 @@ class Gateway:
         settings = self._config.settings
         wanted = [(metrics_app(self.registry, lambda: self._serving), settings.metrics_listen, settings.metrics_port)]
         if settings.admin_port is not None:
-            pages = [decisions_page(lambda: self.path.decisions)]
+            pages = [
+                decisions_page(lambda: self.path.decisions),
+                dump_page(self.fleet, self.index, self.streams, self.streams.layout),
+            ]
             wanted.append((admin_app(self.picture.sections(), pages), settings.admin_listen, settings.admin_port))
         for app, host, port in wanted:
             page = BoundApp(app, host, port)
