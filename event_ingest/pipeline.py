@@ -77,6 +77,8 @@ class EventPath:
         """Engine time of the last batch to the moment it was applied; needs `wall` in `feed`."""
         self.heard_at: float | None = None
         """When the subscription last said something, on the caller's clock; None before the first message."""
+        self.on_stored: Callable[[BlockStored, float], None] | None = None
+        """Hears every stored event after it was applied, with the caller's time; on the feeding thread."""
         self._index = index
         self._predicted = predicted
         self._trust = self.stream.trust
@@ -233,6 +235,8 @@ class EventPath:
         for event in decoded.batch.events:
             self.events[event_kind(event)] += 1
             self._operate(self.ledger.apply(event))
+            if self.on_stored is not None and isinstance(event, BlockStored):
+                self.on_stored(event, now)
             if isinstance(event, AllBlocksCleared):
                 self.stream.cleared(seq, now)
             elif isinstance(event, BlockStored) and self.verifier is not None and not self.verifier.done:

@@ -6,12 +6,13 @@ of attention are cut to what all their cache groups can use (`gateway.hybrid_mat
 count in full where predictions are on (`indexer.predicted`): they are our own knowledge, no stream has to vouch for them.
 """
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Protocol
 
 import msgspec
 import numpy as np
 
+from event_ingest.dynamo_stream import request_keys
 from fleet.fleet import Fleet, Vector
 from fleet.request import Match
 from gateway.hybrid_matching import Layout, cut_to_usable, tail_keys
@@ -49,9 +50,25 @@ class Keys(msgspec.Struct, frozen=True):
     block_of: dict[int, int]
     """Slot -> its block size."""
     prompt_tokens: int
+    own: Mapping[int, Sequence[int]] = {}
+    """Slot -> keys, where its entries are under other keys than the router's (Dynamo's hashes)."""
 
     def for_slot(self, slot: int) -> Sequence[int]:
-        return self.by_block[self.block_of[slot]]
+        return self.own[slot] if slot in self.own else self.by_block[self.block_of[slot]]
+
+    def chains(self) -> Iterator[tuple[Sequence[int], int, list[int]]]:
+        """Every chain of keys that is in use, with its block size and the slots whose entries are under it."""
+        ordinary: dict[int, list[int]] = {}
+        other: dict[int, list[int]] = {}
+        for slot, block in self.block_of.items():
+            if slot in self.own:
+                other.setdefault(id(self.own[slot]), []).append(slot)
+            else:
+                ordinary.setdefault(block, []).append(slot)
+        for block, slots in ordinary.items():
+            yield self.by_block[block], block, slots
+        for slots in other.values():
+            yield self.own[slots[0]], self.block_of[slots[0]], slots
 
 
 class Found(msgspec.Struct, frozen=True):
@@ -85,15 +102,18 @@ class Matcher:
         chains: KeyChainCache | None = None,
         *,
         layout_of: Callable[[int], Layout] = lambda slot: (),
+        dynamo: Mapping[int, int] | None = None,
         predicted: Predicted | None = None,
     ) -> None:
-        """`layout_of`: the cache groups of a slot's engine, empty where it has full attention only."""
+        """`layout_of`: the cache groups of a slot's engine, empty where it has full attention only. `dynamo`: slots whose
+        entries are under Dynamo's hashes, with their block size; looked at anew for every prompt."""
         self._fleet = fleet
         self._index = index
         self._streams = streams
         self._weights = tuple(weights)
         self._layout_of = layout_of
         self._layouts: set[Layout] = set()
+        self._dynamo = dynamo if dynamo is not None else {}
         self.predicted = predicted
         self.chains = chains or KeyChainCache(extend_keys)
 
@@ -101,14 +121,15 @@ class Matcher:
         """The prompt's block keys at every block size of the fleet, and at those of `also`."""
         block_of = {slot: self.block_tokens(slot) for slot in map(int, self._fleet.slots())}
         root = root_key(served.base, lora=served.lora, salt=prompt.salt)
+        own = self._dynamo_keys(prompt, served, block_of) if self._dynamo else {}
         by_block: dict[int, Sequence[int]] = {}
-        for block in {*block_of.values(), *also}:
+        for block in {*(size for slot, size in block_of.items() if slot not in own), *also}:
             if prompt.extras:
                 extras = media_extras(((item.identifier, item.offset) for item in prompt.extras), block)
                 by_block[block] = block_keys(root, prompt.token_ids, block, extras)
             else:
                 by_block[block] = self.chains.keys(prompt.token_ids, prompt.boundaries, root, block)
-        return Keys(by_block, block_of, len(prompt.token_ids))
+        return Keys(by_block, block_of, len(prompt.token_ids), own)
 
     def match(self, keys: Keys) -> Found:
         """Leading cached tokens per slot."""
@@ -119,13 +140,14 @@ class Matcher:
             soon, soon_worth = self._leading(keys, self.predicted)
             tokens += np.maximum(soon - raw, 0.0)
             worth += np.maximum(soon_worth - weighted, 0.0)
-        smallest = min(keys.block_of.values(), default=FALLBACK_BLOCK_TOKENS)
+        chains = [(block, chain) for chain, block, _ in keys.chains()]
+        smallest, chain = min(chains, key=lambda pair: pair[0], default=(FALLBACK_BLOCK_TOKENS, ()))
         match = Match(
             tokens=tokens,
             weighted_tokens=worth,
-            total_tokens=max((len(keys.by_block[block]) * block for block in set(keys.block_of.values())), default=0),
+            total_tokens=max((len(chain) * block for block, chain in chains), default=0),
             block_tokens=smallest,
-            keys=keys.by_block.get(smallest, ()),
+            keys=chain,
         )
         return Found(match, raw)
 
@@ -136,6 +158,13 @@ class Matcher:
         chain = keys.for_slot(slot)
         held = self._index.match(chain).by_slot().get(slot, 0)
         return self.predicted.predict(slot, chain[held:], now) if held < len(chain) else None
+
+    def answered(self, tickets: Sequence[int | None], served: bool) -> None:
+        """The request of these tickets is over. What was served is left to the engine's events, or to its time."""
+        if self.predicted is not None and not served:
+            for ticket in tickets:
+                if ticket is not None:
+                    self.predicted.release(ticket)
 
     def touch(self, keys: Sequence[int]) -> None:
         """Make a chosen prompt's blocks the most recently used; the event stream says nothing about hits."""
@@ -151,12 +180,12 @@ class Matcher:
         """Leading tokens per slot, plain and weighted by tier."""
         capacity = self._fleet.capacity
         raw, weighted = np.zeros(capacity), np.zeros(capacity)
-        for block in set(keys.block_of.values()):
-            matched = self._index.match(keys.by_block[block], predicted)
+        for chain, block, slots in keys.chains():
+            matched = self._index.match(chain, predicted)
             if not matched.runs:
                 continue
             here = np.zeros(capacity, np.bool_)
-            here[[slot for slot, size in keys.block_of.items() if size == block and slot < capacity]] = True
+            here[[slot for slot in slots if slot < capacity]] = True
             np.copyto(raw, matched.tokens(capacity, block), where=here)
             np.copyto(weighted, matched.weighted_tokens(capacity, block, self._weights), where=here)
         hybrids: dict[int, dict[int, Layout]] = {}
@@ -168,6 +197,18 @@ class Matcher:
             chain, prompt = keys.by_block[block], keys.prompt_tokens
             cut_to_usable(self._index, chain, block, prompt, layouts, self._weights, raw, weighted, predicted)
         return raw, weighted
+
+    def _dynamo_keys(self, prompt: Tokenized, served: Served, block_of: Mapping[int, int]) -> dict[int, Sequence[int]]:
+        """The prompt's keys by Dynamo's hashes; none where these cannot say what the prompt is (a salt, media)."""
+        slots = [slot for slot in dict(self._dynamo) if slot in block_of]
+        if prompt.salt is not None or prompt.extras:
+            nothing: Sequence[int] = ()
+            return dict.fromkeys(slots, nothing)
+        made: dict[int, Sequence[int]] = {
+            block: request_keys(served.base, prompt.token_ids, block, lora=served.lora)
+            for block in {block_of[slot] for slot in slots}
+        }
+        return {slot: made[block_of[slot]] for slot in slots}
 
     def _trust(self, raw: Vector) -> Vector:
         trust = np.ones(len(raw))

@@ -7,6 +7,7 @@ from gateway.producers_config import ApproxPrefixCacheProducer, BurstPrefixCache
 from gateway.request_path import Producers
 from indexer.index import Index
 from indexer.matched import DEFAULT_WEIGHTS
+from indexer.predicted import Predicted
 from indexer.tier import NAMES
 
 BURST_CAPACITY = 31250
@@ -25,6 +26,13 @@ def weights_of(config: LoadedConfig) -> tuple[float, ...]:
     """What a cached token is worth per tier, fastest first."""
     given = {**config.settings.index.tier_weights, **(config.precise.tier_weights if config.precise else {})}
     return tuple(given.get(name.lower(), default) for name, default in zip(NAMES, DEFAULT_WEIGHTS, strict=False))
+
+
+def predicted_of(config: LoadedConfig) -> Predicted | None:
+    """Where to remember what was just sent, for `speculativeIndexing`; None where it is off."""
+    if config.precise is None or not config.precise.parameters.speculative_indexing:
+        return None
+    return Predicted(ttl_s=config.precise.parameters.speculative_ttl)
 
 
 def producers_of(config: LoadedConfig, fleet: Fleet) -> Producers:

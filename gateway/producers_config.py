@@ -189,11 +189,15 @@ class PrecisePrefixCacheProducer(Producer, type="precise-prefix-cache-producer")
         indexer_config: Indexer = Indexer()
         kv_events_config: KvEvents = KvEvents()
         speculative_indexing: Annotated[
-            bool, Meta(description="Accepted: prompts on their way always count, until their first token.")
+            bool,
+            Meta(
+                description="Blocks of a prompt that was just sent count as held there, for every plugin, until the engine "
+                "announces them or speculativeTTL passes. Without it they count only for work (expected-work-scorer)."
+            ),
         ] = False
-        speculative_ttl: Annotated[
-            Duration, Meta(description="Accepted, without effect: the first token ends it, not a clock.")
-        ] = msgspec.field(name="speculativeTTL", default=2.0)
+        speculative_ttl: Annotated[Duration, Meta(gt=0, description="How long that is believed without an event.")] = (
+            msgspec.field(name="speculativeTTL", default=2.0)
+        )
 
     parameters: Parameters
 

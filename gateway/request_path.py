@@ -349,6 +349,11 @@ class RequestPath:
                     cache.sent(leg, keys.by_block[cache.block_tokens])
         if chain:
             self._matcher.touch(chain)
+        expected = (
+            [self._matcher.expect(leg, keys, now) for leg in (slot, *elsewhere)]
+            if keys and predicted is not None
+            else []
+        )
 
         endpoint = self._fleet.endpoint(slot)
         set_headers = {**decision.headers, **self._tracing.outgoing()}
@@ -374,7 +379,14 @@ class RequestPath:
                 **(dict(zip(EXPLAINED, told, strict=True)) if self.settings.response_headers else {}),
             },
             observer=RouteObserver(
-                sent, self._fleet, self._books, self._breaker, self._metrics, self._accuracy, self._clock
+                sent,
+                self._fleet,
+                self._books,
+                self._breaker,
+                self._metrics,
+                self._accuracy,
+                self._clock,
+                lambda usage: self._matcher.answered(expected, usage is not None),
             ),
         )
 
