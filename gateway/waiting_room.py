@@ -33,6 +33,8 @@ from gateway.work_queue import Place, Waiting, WorkQueue
 log = logging.getLogger(__name__)
 
 PULSE_S = 0.05
+REST = 4
+"""After a scan the queue rests for so many times as long: a long queue before a large fleet takes a fifth of the loop."""
 LOOKS_PER_PULSE = 16
 """Requests that are looked at anew per pulse, whether they can go or not: index and health change under them."""
 EVICTED = "evicted-queue-pressure"
@@ -78,6 +80,7 @@ class WaitingRoom:
         self._queue: WorkQueue | None = None
         self._guests: dict[Waiting, _Guest] = {}
         self._scan_due = False
+        self._rested_at = 0.0  # loop time before which the next scan need not be
         self._pulse: asyncio.Task[None] | None = None
         self._closing = False
         self._quiet = RateLimit()
@@ -95,7 +98,8 @@ class WaitingRoom:
         for guest in guests:
             guest.waiting = None
             self._enter(guest, guest.look())
-        self._scan()
+        if guests:
+            self._scan()
 
     async def admit(self, look: Callable[[], Look], answer: Answer) -> Decided | Rejected:
         """The request's answer, as soon as it may go. Cancelling takes it out, and back what was reserved for it."""
@@ -108,7 +112,7 @@ class WaitingRoom:
         outcome = "cancelled"
         try:
             self._enter(guest, seen)
-            self._scan()  # it may be its turn at once
+            self.freed()  # it may be its turn at once
             decided = await guest.done
             outcome = "sent" if isinstance(decided, Decided) else decided.reason or str(decided.status)
             return decided
@@ -124,7 +128,8 @@ class WaitingRoom:
         """A first token was seen, or a request has ended: somebody may have room now."""
         if self._guests and not self._scan_due:
             self._scan_due = True
-            asyncio.get_running_loop().call_soon(self._scan)
+            loop = asyncio.get_running_loop()
+            loop.call_at(max(loop.time(), self._rested_at), self._scan)
 
     def close(self) -> None:
         """The gateway shuts down: who waits is turned away, and so is from now on who would have to."""
@@ -173,6 +178,8 @@ class WaitingRoom:
         """Send everybody who can go now, each by a look of its own."""
         self._scan_due = False
         queue, passed = self._queue, set[Waiting]()
+        loop = asyncio.get_running_loop()
+        started = loop.time()
         try:
             while queue is not None and (waiting := queue.next(self._clock(), passed)) is not None:
                 if not self._try(queue, waiting):
@@ -182,6 +189,7 @@ class WaitingRoom:
             log.exception("queue_failed waiting=%d action=send_all", len(self._guests))
             self._metrics.plugin_errors.labels("expected-work-queue").inc()
             self.use(None)
+        self._rested_at = loop.time() + REST * (loop.time() - started)
 
     def _try(self, queue: WorkQueue, waiting: Waiting) -> bool:
         """Look at one again; True where it has left."""

@@ -25,7 +25,7 @@
 #    it asks again.
 """The policy of the router queue, without waiting, clocks or sockets."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Literal
 
 import msgspec
@@ -84,6 +84,20 @@ class Waiting:
         self.own: Vector = np.empty(0)
 
 
+class _Table:
+    """What is remembered of all who wait, as arrays of requests by slots: a scan is then a few operations."""
+
+    def __init__(self, waiting: Iterable[Waiting], reply: Callable[[Request], float]) -> None:
+        self.waiting = list(waiting)
+        self.models = [it.place.request.target_model for it in self.waiting]
+        self.own = np.stack([it.own for it in self.waiting])
+        self.barred = np.isinf(self.own)
+        """Where a request cannot go."""
+        replies = np.array([reply(it.place.request) for it in self.waiting])
+        self.need = np.stack([it.uncached for it in self.waiting]) + replies[:, np.newaxis]
+        """Tokens of KV cache."""
+
+
 class WorkQueue:
     """Who waits, and who goes next. The event loop's thread owns it."""
 
@@ -91,6 +105,8 @@ class WorkQueue:
         self.limits, self.scorer = limits, scorer
         self._fleet = fleet
         self._waiting: dict[Waiting, None] = {}  # in order of arrival
+        self._table: _Table | None = None  # the same as arrays; None: somebody came, left or was looked at since
+        self._generation = -1  # of the fleet, when everybody had been looked at
         self._served: dict[str, float] = {}  # flow -> the virtual time at which its next prompt starts
         self._virtual = 0.0  # the start of the prompt sent last
 
@@ -113,10 +129,15 @@ class WorkQueue:
             owed = self.scorer.backlog(request.target_model, np.array([slot]), self._fleet, now)
             if owed[0] >= self.limits.open_s:
                 return False
-        legs = np.array([slot] if slot == decode else [slot, decode])
-        new = request.prompt_tokens - self._cached(request, legs)
-        new[-1] += self._reply(request)  # a prefill leg writes no reply
-        return bool((new <= self._room(legs)).all())
+        return self._has_room(request, decode, self._reply(request)) and (
+            slot == decode or self._has_room(request, slot, 0.0)  # a prefill leg writes no reply
+        )
+
+    def _has_room(self, request: Request, slot: int, reply: float) -> bool:
+        if self._fleet.in_flight[slot] <= 0 or self._fleet.kv_capacity_tokens[slot] <= 0:
+            return True
+        here = np.array([slot])
+        return bool(request.prompt_tokens - self._cached(request, here)[0] + reply <= self._room(here)[0])
 
     def _reply(self, request: Request) -> float:
         return request.expected_output_tokens or self.limits.expected_output
@@ -138,6 +159,7 @@ class WorkQueue:
         waiting = Waiting(place, now)
         self._price(waiting, place, now)
         self._waiting[waiting] = None
+        self._table = None
         if len(self._waiting) <= self.limits.max_requests:
             return waiting, None
         sizes: dict[tuple[int, str], int] = {}
@@ -153,6 +175,7 @@ class WorkQueue:
     def leave(self, waiting: Waiting) -> None:
         """It waits no longer, for whatever reason. Nothing happens where it has left already."""
         self._waiting.pop(waiting, None)
+        self._table = None
 
     def expired(self, now: float) -> list[Waiting]:
         """Take out who has waited for too long."""
@@ -189,37 +212,38 @@ class WorkQueue:
 
         `passed`: those that were looked at in this scan and could not go after all.
         """
-        waiting = [it for it in self._waiting if it not in passed]
-        for it in waiting:
-            if it.generation != self._fleet.generation:
-                return it  # endpoints have come or gone: what is remembered means nothing
-        if not waiting:
+        fleet = self._fleet
+        if self._generation != fleet.generation:
+            for it in self._waiting:
+                if it.generation != fleet.generation and it not in passed:
+                    return it  # endpoints have come or gone: what is remembered means nothing
+            self._generation = fleet.generation
+        if not self._waiting:
             return None
-        able = self._able(waiting, now)
-        return self._first([(it, work) for it, work in zip(waiting, able.tolist(), strict=True) if work < np.inf], now)
+        table = self._table = self._table or _Table(self._waiting, self._reply)
+        able = self._able(table, now).tolist()
+        going = zip(table.waiting, able, strict=True)
+        return self._first([(it, work) for it, work in going if work < np.inf and it not in passed], now)
 
-    def _able(self, waiting: Sequence[Waiting], now: float) -> Vector:
+    def _able(self, table: "_Table", now: float) -> Vector:
         """Per request its own work on its best endpoint in seconds, infinite where it cannot go there now (rules 1-3)."""
         fleet, settings = self._fleet, self.scorer.parameters
         slots = np.arange(fleet.capacity)
-        backlogs = {
-            model: self.scorer.backlog(model, slots, fleet, now)
-            for model in {it.place.request.target_model for it in waiting}
-        }
-        backlog = np.stack([backlogs[it.place.request.target_model] for it in waiting])
-        own = np.stack([it.own for it in waiting])
+        owed = {model: self.scorer.backlog(model, slots, fleet, now) for model in set(table.models)}
+        own, backlog = table.own, next(iter(owed.values()))[np.newaxis]
+        if len(owed) > 1:
+            backlog = np.stack([owed[model] for model in table.models])
         first = backlog
         if settings.decode_factor is not None:
             factor = settings.decode_factor(fleet, slots)
             first, own = backlog * factor, own * factor
-        least = np.where(np.isinf(own), np.inf, first).min(axis=1, keepdims=True)
+        least = np.where(table.barred, np.inf, first).min(axis=1, keepdims=True)
         expected = first + (1.0 + settings.b0 + settings.b1 * least) * own  # K0, and infinite where it cannot go
         expected += ties(slots, fleet)
-        rows, best = np.arange(len(waiting)), expected.argmin(axis=1)
-        opened = (backlog[rows, best] < self.limits.open_s) | (fleet.awaiting[best] <= 0)
-        new = np.stack([it.uncached for it in waiting])[rows, best]
-        new += [self._reply(it.place.request) for it in waiting]
-        work: Vector = np.where(opened & (new <= self._room(best)), own[rows, best], np.inf)
+        rows, best = np.arange(len(own)), expected.argmin(axis=1)
+        closed = (backlog >= self.limits.open_s) & (fleet.awaiting > 0)
+        shut = closed[rows, best] if len(closed) > 1 else closed[0, best]
+        work: Vector = np.where(shut | (table.need[rows, best] > self._room(slots)[best]), np.inf, own[rows, best])
         return work
 
     def _first(self, able: Sequence[tuple[Waiting, float]], now: float) -> Waiting | None:
@@ -258,6 +282,7 @@ class WorkQueue:
         fleet, request = self._fleet, place.request
         slots = np.arange(fleet.capacity)
         waiting.place, waiting.looked, waiting.generation = place, now, fleet.generation
+        self._table = None
         waiting.cached = self._cached(request, slots)
         waiting.uncached = request.prompt_tokens - waiting.cached
         waiting.own = np.full(fleet.capacity, np.inf)
