@@ -31,6 +31,7 @@ class ServedModels:
     def __init__(self, configured: Mapping[str, Model], fleet: Fleet) -> None:
         self._fleet = fleet
         self._names: dict[str, Served] = {}
+        self._serving: dict[Served, Mask] = {}
         self._known_at = (-1, -1)
         self.configure(configured)
 
@@ -67,7 +68,10 @@ class ServedModels:
         return self._fleet.listings[slot].adapters
 
     def serving(self, served: Served) -> Mask:
-        """Per slot whether it serves the model; True where nobody has said what it serves."""
+        """Per slot whether it serves the model; True where nobody has said what it serves. Not to be changed."""
+        names = self._known()  # clears what is remembered here when anything has changed
+        if served in self._serving:
+            return self._serving[served]
         mask = np.ones(self._fleet.capacity, np.bool_)
         for slot in self._fleet.slots():
             base = self.base_of(int(slot))
@@ -75,6 +79,8 @@ class ServedModels:
                 mask[slot] = False
             elif served.lora is not None and (found := self._fleet.listings[slot]).base:
                 mask[slot] = served.lora in found.adapters
+        if served.name in names:  # not whatever a client may write
+            self._serving[served] = mask
         return mask
 
     def names(self) -> list[str]:
@@ -84,6 +90,7 @@ class ServedModels:
     def _known(self) -> dict[str, Served]:
         if self._known_at == (now := (self._fleet.generation, self._fleet.listings_changed)):
             return self._names
+        self._serving.clear()
         names = {alias: Served(alias, base) for alias, base in self._canonical.items()}
         for slot in map(int, self._fleet.slots()):
             if model := self._fleet.endpoint(slot).model:
