@@ -72,6 +72,8 @@ class Departures:
             log.warning("body_unchanged request_id=%s error=%r", placed.request.id, str(error))
         except Exception:
             log.exception("body_unchanged request_id=%s", placed.request.id)
+            if placed.decision.prefill is not None:
+                self._metrics.handoffs.labels("local", "internal").inc()
         return leaving
 
     async def _with_ids(self, body: bytes, parsed: Mapping[str, Any], prompt: Tokenized, placed: Placed) -> Decided:

@@ -268,7 +268,8 @@ class Handoffs:
         return int(label) if label.isdecimal() else self.settings.bootstrap_port
 
     def _name(self, slot: int) -> str:
-        return self._fleet.endpoint(slot).address
+        # The endpoint may have left the fleet while its leg ran.
+        return self._fleet.endpoint(slot).address if slot in self._fleet else f"slot {slot}"
 
 
 class _Watched:

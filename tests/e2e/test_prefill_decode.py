@@ -14,6 +14,8 @@ from aiohttp import web
 
 from deciders.handoff import decode_body, prefill_body, transfer_params
 from gateway.config import load
+from gateway.fleet_dump import read_dump
+from gateway.offline import explain_offline
 from gateway.runtime import Gateway
 from simulator.reply import ReplyWriter
 from simulator.server import EngineServer
@@ -488,6 +490,35 @@ async def text(world: World, url: str) -> str:
     async with world.fleet.session.get(url) as response:
         answer: str = await response.text()
         return answer
+
+
+async def test_a_decision_is_explained_as_it_was_made_and_again_from_a_dump(build: Build, tmp_path: Path) -> None:
+    world = await build("gateway", explain=True)
+    status, answer, headers = await world.post(chat(LONG), **{"x-warmroute-explain": "1", "x-request-id": "first"})
+    assert status == 200
+    told = json.loads(headers["x-warmroute-explain"])
+    admin = f"http://127.0.0.1:{world.admin_port}/state"
+    kept = json.loads(await text(world, f"{admin}/decisions?request=first"))
+    assert (told["prefill"], kept["prefill"]) == ("prefill-0", "prefill-0")
+    assert kept["deciders"]["prefill"]["numbers"]["held_tokens"] == 0
+    assert kept["profiles"]["decode"]["removed"] == {"prefill-0": "decode-filter"}
+    assert kept["rewritesHistory"] is True
+
+    held = answer["usage"]["total_tokens"] // 16 - 1
+    await world.fleet.until(lambda: world.gateway.index.stats().entries >= 2 * held, "all blocks were announced")
+    await world.released()
+    dump = read_dump((await text(world, f"{admin}/dump")).encode())
+    body = json.dumps(chat(LONG, answer["choices"][0]["message"]["content"], "Thanks.")).encode()
+    offline = await explain_offline(load(world.fleet.directory / "warmroute.yaml"), body, CHAT, {}, dump)
+    _, _, headers = await world.post(json.loads(body), **{"x-request-id": "second"})
+    online = json.loads(await text(world, f"{admin}/decisions?request=second"))
+    for part in ("endpoints", "prefill", "deciders", "promptTokens"):
+        assert offline[part] == online[part]
+    assert online["deciders"]["prefill"]["reason"] == "cached"
+    picked = online["profiles"]["decode"]["candidates"][0]
+    assert picked["trust"] == "exact"
+    assert picked["cachedTokens"]["precise-prefix-cache-producer"] >= held * 16
+    assert "x-warmroute-explain" not in headers
 
 
 async def test_the_routers_token_ids_reach_both_legs_where_they_are_asked_for(build: Build) -> None:
