@@ -199,6 +199,8 @@ class Settings(Section, frozen=True, kw_only=True):
     """A second port for grpc.health.v1, always plaintext."""
     metrics_port: Port = 9090
     metrics_listen: str = "0.0.0.0"
+    compatibility_metrics: bool = False
+    """Also export what llm-d users alert on under llm-d's names; docs/metrics.md has the table."""
     admin_port: Port | None = None
     """Admin endpoints; off where it is not given."""
     admin_listen: str = "127.0.0.1"

@@ -253,4 +253,5 @@ class EventStreams:
             sequence=(stream.next_seq or 0) - 1,
             last_event_age_s=time.monotonic() - heard if heard is not None else -1.0,
             lag_s=path.lag_s,
+            batches=counters.applied,
         )

@@ -8,11 +8,13 @@ from collections.abc import Callable, Iterable
 from typing import Protocol
 
 import msgspec
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from gateway.request_events import DecidedRequest, EndedResponse
+from gateway.request_events import Customer, DecidedRequest, EndedResponse
+
+disable_created_metrics()  # a gauge beside every counter and histogram, which nobody reads
 
 MAX_MODELS = 100
 
@@ -45,6 +47,7 @@ class Metrics:
         self.definitions: list[Definition] = []
         self.when_decided: list[Callable[[DecidedRequest], None]] = []
         """Who else counts requests."""
+        self.when_sent: list[Callable[[Customer], None]] = []
         self.when_ended: list[Callable[[EndedResponse], None]] = []
         self._models: set[str] = set()
 
@@ -213,6 +216,7 @@ class StreamState(msgspec.Struct, frozen=True, kw_only=True):
     last_event_age_s: float
     lag_s: float = 0.0
     """Engine time of the last batch to the moment it was applied."""
+    batches: int = 0
 
 
 class IndexState(msgspec.Struct, frozen=True, kw_only=True):
@@ -223,6 +227,8 @@ class IndexState(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class EndpointState(msgspec.Struct, frozen=True, kw_only=True):
+    name: str
+    namespace: str
     endpoint: str
     rank: int
     role: str
@@ -268,6 +274,7 @@ PICTURE: dict[str, Definition] = {
         ),
         ("events", "counter", (*_STREAM, "kind"), "KV events applied, by kind."),
         ("events_skipped", "counter", (*_STREAM, "reason"), "KV events skipped, by reason. Should not grow."),
+        ("stream_batches", "counter", _STREAM, "Batches of events applied, live or from a replay."),
         ("stream_gaps", "counter", _STREAM, "Sequence gaps seen. Growing means that the engine's PUB drops batches."),
         ("stream_replays", "counter", _STREAM, "Replays asked for: one at the first connection, then one per gap."),
         ("stream_sequence", "gauge", _STREAM, "Last sequence number applied; -1 before the first."),
@@ -327,6 +334,7 @@ class PictureCollector(Collector):
                 put("events", (*label, kind), count)
             for reason, count in stream.skipped.items():
                 put("events_skipped", (*label, reason), count)
+            put("stream_batches", label, stream.batches)
             put("stream_gaps", label, stream.gaps)
             put("stream_replays", label, stream.replays)
             put("stream_sequence", label, stream.sequence)

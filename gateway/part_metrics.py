@@ -83,7 +83,12 @@ PARTS = _definitions(
         "decide_cancelled, and our own faults decide_errors, observer_errors, protocol_errors, internal_errors, which should "
         "stay at zero.",
     ),
-    ("event_errors", "counter", (), "Messages of event streams that our own code failed on. Should stay at zero: see the log."),
+    (
+        "event_errors",
+        "counter",
+        (),
+        "Messages of event streams that our own code failed on. Should stay at zero: see the log.",
+    ),
 )
 
 EXTPROC_EVENTS = (

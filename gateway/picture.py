@@ -40,6 +40,8 @@ class GatewayPicture:
             scraped = float(fleet.scraped_at[slot])
             states.append(
                 EndpointState(
+                    name=endpoint.name,
+                    namespace=endpoint.namespace,
                     endpoint=endpoint.address,
                     rank=endpoint.rank,
                     role=endpoint.role.value if endpoint.role else "",

@@ -22,6 +22,8 @@ class DecidedRequest(msgspec.Struct, frozen=True, kw_only=True):
     seconds: float
     """From its last byte to the decision."""
     body_bytes: int
+    stages: str | None = None
+    """decode-only, prefill-decode, encode-decode or encode-prefill-decode where stages were decided about."""
 
 
 class EndedResponse(msgspec.Struct, frozen=True, kw_only=True):

@@ -136,6 +136,7 @@ class RequestPath:
             rejected=answer.status if isinstance(answer, Rejected) else None,
             seconds=seconds,
             body_bytes=body_bytes,
+            stages=_stages(answer.decision) if isinstance(answer, Placed) else None,
         )
         for tell in self._metrics.when_decided:
             tell(decided)
@@ -393,3 +394,11 @@ class RequestPath:
     def _warn(self, reason: str, detail: str, error: Exception | None = None) -> None:
         if self._quiet.allows(reason, self._clock()):
             log.warning("routed_blind reason=%s %s", reason, detail, exc_info=error)
+
+
+def _stages(decision: Decision) -> str | None:
+    """The stages a request goes through, in llm-d's words; None where nobody decides about stages."""
+    if not decision.verdicts:
+        return None
+    encode = "encode-" if len(decision.picks.get("encode", ())) else ""
+    return encode + ("prefill-decode" if decision.prefill is not None else "decode" if encode else "decode-only")

@@ -72,6 +72,8 @@ class RouteObserver:
         self._first = False
         self._first_at: float | None = None
         self._bytes = 0
+        for tell in metrics.when_sent:
+            tell(sent.customer)
 
     def response_headers(self, status: int, headers: Mapping[str, str], served: str | None) -> None:
         now = self._clock()

@@ -25,6 +25,7 @@ from fleet.endpoint import Endpoint
 from fleet.fleet import Fleet
 from fleet.plugin import Found
 from fleet.scraper import Scraper
+from gateway.compatibility_metrics import CompatibilityMetrics
 from gateway.config import LoadedConfig, load
 from gateway.config_source import ConfigError
 from gateway.data_sources import scrape_settings
@@ -59,7 +60,17 @@ HOUSEKEEPING_S = 1.0
 PREFILL_LOOK_S = 0.05
 NO_DISCOVERY = "the configuration names no discovery, so there are no endpoints; add static-discovery or file-discovery"
 RESTART_ONLY = (
-    *("listen", "grpc_port", "grpc_health_port", "metrics_port", "metrics_listen", "admin_port", "admin_listen", "tls"),
+    *(
+        "listen",
+        "grpc_port",
+        "grpc_health_port",
+        "metrics_port",
+        "metrics_listen",
+        "compatibility_metrics",
+        "admin_port",
+        "admin_listen",
+        "tls",
+    ),
     *("max_body_bytes", "tracing", "drain_timeout", "index", "events", "dynamo"),
 )
 
@@ -132,19 +143,18 @@ class Gateway:
         self._use_decisions(config)
         self.picture.routed = self.path.record.last
         self._scraper: Scraper | None = None
-        self.registry.register(
-            PartCollector(
-                GatewayParts(
-                    books=self.books,
-                    breaker=self.breaker,
-                    chains=matcher.chains,
-                    backends=lambda: self._tokenizers.backends(),
-                    scraper=lambda: self._scraper,
-                    extproc=lambda: self._server.service.counts if self._server else Counter(),
-                    event_errors=lambda: self.streams.errors,
-                )
-            )
+        parts = GatewayParts(
+            books=self.books,
+            breaker=self.breaker,
+            chains=matcher.chains,
+            backends=lambda: self._tokenizers.backends(),
+            scraper=lambda: self._scraper,
+            extproc=lambda: self._server.service.counts if self._server else Counter(),
+            event_errors=lambda: self.streams.errors,
         )
+        self.registry.register(PartCollector(parts))
+        if settings.compatibility_metrics:
+            CompatibilityMetrics(self.registry, self.metrics, self.picture, parts)
         self._server: Server | None = None
         self._pages: list[BoundApp] = []
         self._tasks: list[asyncio.Task[None]] = []
