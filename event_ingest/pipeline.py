@@ -164,11 +164,21 @@ class EventPath:
         self._agreed = self._agreed + 1 if predicted_tokens == cached_tokens else 0
         over = sum(1 for difference in self._judgements if difference > 0)
         if over >= _OVER_LIMIT:
+            if self.stream.trust.state == "exact":
+                self._operate(self.ledger.distrust())  # something is held here and not there: find out what
             detail = f"{over} of the last {len(self._judgements)} requests had less cached than predicted"
             self.stream.doubt(Reason.OVERPREDICTED, detail, self.stream.next_seq or 0, now)
         elif self._agreed >= _HEAL_AFTER and not self.ledger.suspects:
             self.stream.heal(now)
+        if predicted_tokens > cached_tokens or self._unannounced(keys, prompt_tokens):
+            return self._carry_out(self.stream.probe(now), now)
         return self._settle(now)
+
+    def _unannounced(self, keys: Sequence[int], prompt_tokens: int) -> bool:
+        """Whether a prompt was computed whose last whole block no batch has told of: the wire may have gone silent."""
+        engine_block, block = self.engine_block_tokens or 1, self.block_tokens or 1
+        whole = min(prompt_tokens // engine_block * engine_block // block, len(keys))
+        return whole > 0 and self._index.tier_of(self.slot, keys[whole - 1]) is None
 
     def counters(self) -> dict[str, int]:
         """Everything countable about this stream, by metric label; the last six are gauges."""
@@ -204,6 +214,7 @@ class EventPath:
                     log.warning("cache_replaced stream=%s reason=%s keys=%d", self.name, reason, self.ledger.held_keys)
                     self._operate(self.ledger.clear(forget_groups=True))
                     self._unmodelled = ""
+                    self._judgements.clear()
                     if self.verifier is not None:
                         self.verifier.restart()
                 case Lost(reason, batches):

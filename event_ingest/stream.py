@@ -22,12 +22,14 @@
 #    from the last contiguous batch; a long answer is followed by a short confirming one. Questions without progress are bounded.
 # 6. An unrecoverable gap never passes silently: `Lost` tells the owner that entries from before it may be stale, and the trust
 #    names the fault. A gap at the very beginning loses nothing that we hold, so it only marks the trust.
-# 7. A quiet stream is probed: a lost last batch or a restarted idle engine shows without waiting for traffic.
+# 7. A quiet stream is probed: a lost last batch or a restarted idle engine shows without waiting for traffic. So is one
+#    whose engine reports something else than its batches say (`probe`).
 # 8. What was given up because nobody answered is asked for again later, from the very beginning: where the engine still has its
 #    first batch, everything is rebuilt.
 # 9. After `cleared()` (the engine emptied its cache) the picture is complete again, whatever was lost before.
 
 import enum
+import math
 from collections import OrderedDict
 from typing import Any, TypeAlias
 
@@ -97,6 +99,8 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     """An answer longer than this is followed by a confirming question: its tail may have been dropped."""
     probe_idle_s: float = 30.0
     """A stream that says nothing for so long is asked whether it is still the same; 0 never asks."""
+    probe_again_s: float = 1.0
+    """Probes that a response gives reason for (`probe`) are at least so far apart."""
 
 
 class Counters(msgspec.Struct):
@@ -144,6 +148,7 @@ class Stream:
         self._heard_at = 0.0
         self._repair_at: float | None = None
         self._repair_delay = 0.0
+        self._probed_at = -math.inf
         self._out: list[Effect] = []
 
     # ------------------------------------------------------------------------------------------------ what happens
@@ -292,6 +297,19 @@ class Stream:
             and now - self._heard_at >= self._limits.probe_idle_s
         ):
             self._heard_at = now
+            self._ask(now)
+        return self._done(now)
+
+    def probe(self, now: float) -> list[Effect]:
+        """A response does not fit what was announced: ask at once for batches that did not arrive (rule 7)."""
+        if (
+            self.state is State.LIVE
+            and self._question is None
+            and self._connected
+            and self._can_replay
+            and now - self._probed_at >= self._limits.probe_again_s
+        ):
+            self._probed_at = now
             self._ask(now)
         return self._done(now)
 
