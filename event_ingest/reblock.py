@@ -275,7 +275,7 @@ class Reblocker:
         self._chain = Chain(
             model=self._model,
             block_tokens=self._block_tokens,
-            on_placed=self._refresh,
+            on_placed=self._placed,
             sequence_key=self._sequence_key,
             max_waiting=self._max_waiting,
             max_absent=self._max_absent,
@@ -335,6 +335,10 @@ class Reblocker:
             del others[place]
             block.others = others or None
 
+    def _placed(self, block: Block) -> None:
+        if block.present:
+            self._refresh(block)
+
     def _refresh_presence(self, block: Block) -> None:
         present = bool(block.first or block.others)
         gone = block.present and not present
@@ -369,6 +373,8 @@ class Reblocker:
         """The tiers in which every full-attention group holds a block; for suspects the suspects' tier."""
         if not block.present:
             return 0
+        if block.others is None and self._full == 1 and not self._tails:  # one group, one medium: almost always
+            return 1 << SUSPECT if block.epoch != self._epoch else 1 << self._place_rows[0][1]
         per_group: dict[int, int] = {}
         places = list((block.others or {}).items())
         if block.first:
@@ -427,6 +433,12 @@ class Reblocker:
 
     def _claim(self, key: Key, old: int, new: int) -> None:
         was_held = key.claims != 0
+        if not old and not was_held and new & (new - 1) == 0:  # the first claim, in one tier: almost always
+            tier = new.bit_length() - 1
+            key.claims = 1 << tier * _ONE
+            self._changes.note(key.key, tier, held=True)
+            self._count_holes(key, 1)
+            return
         for tier in bits(old & ~new):
             key.claims -= 1 << tier * _ONE
             if not key.claims >> tier * _ONE & (1 << _ONE) - 1:
@@ -435,10 +447,11 @@ class Reblocker:
             if not key.claims >> tier * _ONE & (1 << _ONE) - 1:
                 self._changes.note(key.key, tier, held=True)
             key.claims += 1 << tier * _ONE
-        held = key.claims != 0
-        if held == was_held:
-            return
-        parent, step = key.parent, 1 if held else -1
+        if (key.claims != 0) != was_held:
+            self._count_holes(key, -1 if was_held else 1)
+
+    def _count_holes(self, key: Key, step: int) -> None:
+        parent = key.parent
         if parent is not None:
             parent.held_children += step
             if not parent.claims:
