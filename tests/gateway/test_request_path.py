@@ -12,6 +12,7 @@ from fleet.books import Books
 from fleet.breaker import Breaker
 from fleet.endpoint import Endpoint
 from fleet.fleet import Fleet
+from gateway.approximate import ApproximateCache
 from gateway.config import load_text
 from gateway.config_document import Model
 from gateway.extproc.decision import Decided, Head, Rejected
@@ -76,7 +77,12 @@ class Confirmations:
 class World:
     """A request path over three endpoints, with everything around it real but the tokenizer."""
 
-    def __init__(self, tokenizer: Tokenizer | None = None, models: Mapping[str, Model] | None = None) -> None:
+    def __init__(
+        self,
+        tokenizer: Tokenizer | None = None,
+        models: Mapping[str, Model] | None = None,
+        config: str = CONFIG,
+    ) -> None:
         self.fleet = Fleet()
         for number in range(3):
             self.fleet.add(Endpoint(name=str(number), address=f"10.0.0.{number}:8000"))
@@ -87,21 +93,21 @@ class World:
         self.now = 0.0
         served = ServedModels(models if models is not None else {"m": Model()}, self.fleet)
         chosen = tokenizer or FixedTokenizer()
-        config = load_text(CONFIG)
+        loaded = load_text(config)
         self.path = RequestPath(
             fleet=self.fleet,
             books=self.books,
             breaker=Breaker(self.fleet),
             models=served,
             matcher=Matcher(self.fleet, self.index, Streams()),
-            scheduler=config.scheduler(self.fleet),
+            scheduler=loaded.scheduler(self.fleet),
             producers=Producers(precise=("precise-prefix-cache-producer",), default="precise-prefix-cache-producer"),
             understanding=Understanding(served, lambda _: chosen, 0.4, self.metrics, NoTracing(), self.clock),
             accuracy=self.confirmations,
             trust=lambda _: exact(0.0),
             metrics=self.metrics,
             tracing=NoTracing(),
-            settings=Settings(response_headers=True),
+            settings=Settings(response_headers=True, objectives={"batch": -1}),
             clock=self.clock,
         )
 
@@ -289,3 +295,132 @@ async def test_an_unlisted_model_is_not_sent_to_an_endpoint_that_serves_another(
     assert isinstance(answer, Decided)
     assert list(answer.destination) == ["10.0.0.2:8000"]
     assert Served("m", "m").base == "m"
+
+
+JSON = {"content-type": "application/json"}
+
+
+async def test_a_header_sends_the_request_to_another_model_and_its_body_says_so() -> None:
+    world = World(models={"m": Model(), "n": Model()})
+    world.fleet.replace(1, Endpoint(name="1", address="10.0.0.1:8000", model="n"))
+    world.fleet.replace(0, Endpoint(name="0", address="10.0.0.0:8000", model="m"))
+    world.fleet.replace(2, Endpoint(name="2", address="10.0.0.2:8000", model="m"))
+    answer = await world.ask(CHAT, headers={**JSON, "x-llm-d-model-name-rewrite": "n"})
+    assert isinstance(answer, Decided)
+    assert list(answer.destination) == ["10.0.0.1:8000"]
+    assert answer.body is not None
+    assert json.loads(answer.body) == {**json.loads(CHAT), "model": "n"}
+    assert world.count("requests_total", model="n", outcome="routed") == 1
+
+
+async def test_a_rewrite_to_an_unknown_model_is_404() -> None:
+    answer = await World().ask(CHAT, headers={**JSON, "x-gateway-model-name-rewrite": "nobody"})
+    assert isinstance(answer, Rejected)
+    assert answer.status == 404
+
+
+async def test_without_the_header_the_body_is_left_alone() -> None:
+    answer = await World().ask(CHAT)
+    assert isinstance(answer, Decided)
+    assert answer.body is None
+
+
+async def test_a_sheddable_objective_is_turned_away_from_a_saturated_fleet() -> None:
+    world = World()
+    world.fleet.scraped_at[:3] = world.fleet.clock() + 1e6  # fresh
+    world.fleet.waiting[:3] = 100
+    for header in ("x-llm-d-inference-objective", "x-gateway-inference-objective"):
+        refused = await world.ask(CHAT, headers={**JSON, header: "batch"})
+        assert isinstance(refused, Rejected)
+        assert (refused.status, refused.reason) == (429, "rejected-saturated")
+    assert isinstance(await world.ask(CHAT, headers={**JSON, "x-llm-d-inference-objective": "other"}), Decided)
+    world.fleet.waiting[:3] = 0
+    assert isinstance(await world.ask(CHAT, headers={**JSON, "x-llm-d-inference-objective": "batch"}), Decided)
+
+
+async def test_a_session_token_comes_back_and_leads_back() -> None:
+    config = CONFIG.replace(
+        "- type: queue-scorer\n",
+        "- type: queue-scorer\n- type: session-affinity-scorer\n",
+    )
+    config = config.rstrip() + "\n  - {pluginRef: session-affinity-scorer, weight: 100}\n"
+    world = World(config=config)
+    world.fleet.waiting[:3] = [1, 1, 0]
+    first = await world.ask(CHAT)
+    assert isinstance(first, Decided)
+    token = first.response_headers["x-session-token"]
+    world.fleet.waiting[:3] = [0, 0, 9]
+    again = await world.ask(CHAT, request_id="r2", headers={**JSON, "x-session-token": token})
+    assert isinstance(again, Decided)
+    assert again.destination[0] == first.destination[0] == "10.0.0.2:8000"
+
+
+async def test_if_available_goes_by_what_was_sent_where_there_are_no_events() -> None:
+    world = World(config=CONFIG.replace("precise-prefix-cache-producer", "approx-prefix-cache-producer"))
+    cache = ApproximateCache(world.fleet, 16, 1000, None)
+    world.path.producers = Producers(
+        approximate={"approx-prefix-cache-producer": cache}, default="approx-prefix-cache-producer"
+    )
+    headers = {**JSON, "prefer": "if-available"}
+    cold = await world.ask(CHAT, headers=headers)
+    assert isinstance(cold, Rejected)
+    assert cold.status == 412
+    assert isinstance(await world.ask(CHAT, request_id="r2"), Decided)
+    assert isinstance(await world.ask(CHAT, request_id="r3", headers=headers), Decided)
+
+
+async def test_an_answer_that_ends_after_its_endpoint_has_left_is_still_counted() -> None:
+    world = World()
+    answer = await world.ask(CHAT, subset=("10.0.0.0:8000",))
+    assert isinstance(answer, Decided)
+    assert answer.observer is not None
+    world.fleet.remove(0)
+    world.fleet.release(0)
+    world.fleet.add(Endpoint(name="other", address="10.0.0.9:8000"))
+    answer.observer.response_headers(500, {}, None)
+    answer.observer.finished()
+    assert world.count("responses_total", endpoint="10.0.0.0:8000", end="error") == 1
+    assert not world.books
+
+
+async def test_two_requests_with_one_id_are_two_in_the_books() -> None:
+    world = World()
+    subset = ("10.0.0.0:8000",)
+    twins = [await world.ask(CHAT, subset=subset), await world.ask(CHAT, subset=subset)]
+    assert world.fleet.in_flight[0] == 2
+    for left, answer in ((1, twins[0]), (0, twins[1])):
+        assert isinstance(answer, Decided)
+        assert answer.observer is not None
+        answer.observer.aborted("ended-before-response")
+        assert world.fleet.in_flight[0] == left
+
+
+async def test_what_is_being_computed_for_others_is_not_charged_again() -> None:
+    world = World()
+    subset = ("10.0.0.0:8000",)
+    await world.ask(CHAT, subset=subset)
+    await world.ask(CHAT, subset=subset, request_id="r2")
+    assert world.fleet.in_flight_tokens[0] == 100 + 4
+
+
+async def test_a_decision_that_fails_at_the_last_moment_leaves_nothing_in_the_books() -> None:
+    world = World()
+
+    def broken(_: int) -> Trust:
+        raise RuntimeError("no")
+
+    world.path._trust = broken
+    with pytest.raises(RuntimeError):
+        await world.ask(CHAT)
+    assert not world.books
+    assert world.fleet.in_flight.sum() == 0
+
+
+async def test_a_limit_on_the_reply_is_believed_and_a_large_one_is_not() -> None:
+    world = World()
+    reserved = []
+    for limit in (7, 5000):
+        body = json.dumps({**json.loads(CHAT), "max_completion_tokens": limit}).encode()
+        await world.ask(body, subset=("10.0.0.0:8000",), request_id=f"r{limit}")
+        reserved.append(world.fleet.reserved_tokens[0])
+    assert reserved == [100 + 7, 100 + 7 + 4 + 400]
