@@ -492,6 +492,20 @@ async def text(world: World, url: str) -> str:
         return answer
 
 
+async def test_many_hand_offs_at_once_get_their_own_answers(build: Build) -> None:
+    world = await build("gateway")
+    bodies = [chat(f"Story {number}. {LONG}", max_tokens=6) for number in range(12)]
+    answers = await asyncio.gather(*map(world.post, bodies))
+    for body, (status, answer, _) in zip(bodies, answers, strict=True):
+        assert status == 200
+        assert answer["choices"] == (await world.alone(body))["choices"]
+    assert world.count("handoffs_total", outcome="transferred", reason="ok") == 12
+    ids = [headers["x-request-id"] for headers, _ in world.prefill.asked]
+    assert sorted(ids) == sorted(headers["x-request-id"] for engine in world.decodes for headers, _ in engine.asked)
+    assert len(set(ids)) == 12
+    await world.released()
+
+
 async def test_a_decision_is_explained_as_it_was_made_and_again_from_a_dump(build: Build, tmp_path: Path) -> None:
     world = await build("gateway", explain=True)
     status, answer, headers = await world.post(chat(LONG), **{"x-warmroute-explain": "1", "x-request-id": "first"})

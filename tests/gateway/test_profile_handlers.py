@@ -134,6 +134,15 @@ def test_headers_name_the_first_prefill_endpoint_and_all_encoders() -> None:
     assert made.headers({"decode": slots(0), "prefill": slots(), "encode": slots()}, fleet) == {}
 
 
+def test_an_endpoint_that_does_both_is_not_handed_what_it_has() -> None:
+    made = handler(DisaggProfileHandler, ["prefill", "decode"], deciders=StageDeciders(prefill="p"))
+    fleet = fleet_of("10.0.0.1:8000", "10.0.0.2:8000")
+    same, other = {"decode": slots(1), "prefill": slots(1, 0)}, {"decode": slots(1), "prefill": slots(0)}
+    assert (made.prefill_slot(same), made.headers(same, fleet)) == (None, {})
+    assert made.prefill_slot(other) == 0
+    assert made.prefill_slot({"decode": slots(1)}) is None
+
+
 def test_the_older_pd_handler_decides_with_its_named_plugin_and_may_rewrite_the_port() -> None:
     made = handler(PdProfileHandler, ["prefill", "decode"], primary_port=8100)
     fleet = fleet_of("10.0.0.1:8000", "10.0.0.2:8000")
