@@ -5,6 +5,8 @@ import enum
 import msgspec
 
 ROLE_LABEL = "llm-d.ai/role"
+DRAINING_LABEL = "draining"
+"""`true`: the endpoint finishes what it has and gets nothing new; how an operator takes one out without losing requests."""
 
 
 class Role(enum.Enum):
@@ -42,6 +44,10 @@ class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
         """The labelled role; None where the endpoint carries no role label (llm-d: such an endpoint can decode)."""
         value = self.labels.get(ROLE_LABEL)
         return Role(value) if value else None
+
+    @property
+    def draining(self) -> bool:
+        return self.labels.get(DRAINING_LABEL) == "true"
 
     @property
     def url(self) -> str:

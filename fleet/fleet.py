@@ -92,6 +92,8 @@ class Fleet:
         self.capacity = capacity
         self.generation = 0
         """Changes with every add and remove; what is derived from endpoints alone can be cached by it."""
+        self.scrape_interval_s = 0.0
+        """How often the scraped columns are renewed; 0 while nobody scrapes."""
         self.when_released: list[Callable[[int], None]] = []
         self.pending = PendingPrompts()
         """Prompts sent and without a first token: their blocks count as cached where they are."""
@@ -150,6 +152,7 @@ class Fleet:
             self._grow()
         slot = self._free.pop()
         self._endpoints[slot] = endpoint
+        self.draining[slot] = endpoint.draining
         self._by_address[key] = slot
         self._live[slot] = True
         self._changed()
@@ -162,6 +165,7 @@ class Fleet:
             raise ValueError(f"endpoint {endpoint.name!r}: another address is another endpoint; remove and add")
         _ = endpoint.role
         self._endpoints[slot] = endpoint
+        self.draining[slot] = endpoint.draining
         self._changed()
 
     def remove(self, slot: int) -> None:

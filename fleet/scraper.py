@@ -119,6 +119,7 @@ class Scraper:
         pages: dict[str, Source] = {}
         if settings.metrics:
             pages["metrics"] = settings.metrics
+            self._fleet.scrape_interval_s = self.interval_s(settings.metrics)
         if settings.models:
             pages["models"] = settings.models
         pages |= {f"attributes-{index}": source for index, (source, _) in enumerate(settings.attributes)}

@@ -38,6 +38,7 @@ from gateway.extproc.grpc_server import Server, ServerSettings
 from gateway.extproc.server_tls import TlsError, TlsFiles
 from gateway.handoff import Handoffs
 from gateway.http_server import BoundApp, admin_app, metrics_app
+from gateway.logs import RateLimit
 from gateway.matching import Matcher
 from gateway.metrics import Metrics, PictureCollector
 from gateway.part_metrics import PartCollector
@@ -155,6 +156,7 @@ class Gateway:
         self.registry.register(PartCollector(parts))
         if settings.compatibility_metrics:
             CompatibilityMetrics(self.registry, self.metrics, self.picture, parts)
+        self._quiet = RateLimit()
         self._server: Server | None = None
         self._pages: list[BoundApp] = []
         self._tasks: list[asyncio.Task[None]] = []
@@ -341,9 +343,15 @@ class Gateway:
         while True:
             await asyncio.sleep(PREFILL_LOOK_S)
             now = time.monotonic()
-            self._progress.tick(now)
-            if self.predicted is not None:
-                self.predicted.expire(now)
+            try:
+                self.breaker.tick(now)
+                self._progress.tick(now)
+                if self.predicted is not None:
+                    self.predicted.expire(now)
+            except Exception:
+                # The next look may go well; without looks endpoints would seem busy for ever.
+                if self._quiet.allows("pulse", now):
+                    log.exception("prefill_look_failed")
 
     async def _housekeeping(self) -> None:
         watched = self._modified()
@@ -352,7 +360,6 @@ class Gateway:
             now = time.monotonic()
             for request_id in self.books.expire(now):
                 log.warning("request_expired request_id=%s", request_id)
-            self.breaker.tick(now)
             self.streams.follow_models()
             if (seen := self._modified()) != watched:
                 watched = seen

@@ -16,6 +16,10 @@ from fleet.request import Request, Vector
 from gateway.config_decode import Duration
 
 
+PUNCTUAL = 3
+"""Scrape intervals within which a number is not late."""
+
+
 class SaturationDetector(Filter):
     """What `flowControl.saturationDetector` can name."""
 
@@ -28,7 +32,8 @@ class UtilizationDetector(SaturationDetector, type="utilization-detector"):
     """Full is an endpoint whose queue or KV cache is past a threshold, as last scraped.
 
     Saturation: mean over endpoints of max(waiting / queueDepthThreshold, usage / kvCacheUtilThreshold); an endpoint whose
-    metrics are older than `metricsStalenessThreshold` counts as 1, and so does an empty fleet.
+    metrics are older than `metricsStalenessThreshold` counts as 1, and so does an empty fleet. Where a large fleet is
+    scraped less often than that, three intervals count instead.
     As a filter: keeps endpoints below both thresholds (each raised by `headroom`), all of them where none is.
     Source: llm-d-router utilization-detector.
     """
@@ -49,7 +54,8 @@ class UtilizationDetector(SaturationDetector, type="utilization-detector"):
             fleet.waiting[candidates] / limits.queue_depth_threshold,
             fleet.kv_usage[candidates] / limits.kv_cache_util_threshold,
         )
-        stale = fleet.age(candidates, now) > limits.metrics_staleness_threshold
+        limit = max(limits.metrics_staleness_threshold, PUNCTUAL * fleet.scrape_interval_s)
+        stale = fleet.age(candidates, now) > limit
         return float(np.where(stale, 1.0, full).mean())
 
     def keep(self, request: Request, candidates: Slots, fleet: Fleet) -> Mask:

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from fleet.endpoint import ROLE_LABEL, Endpoint, Role
+from fleet.endpoint import DRAINING_LABEL, ROLE_LABEL, Endpoint, Role
 from fleet.fleet import Fleet
 
 
@@ -122,3 +122,14 @@ def test_age_is_infinite_until_the_first_scrape() -> None:
     assert fleet.age(slots).tolist() == [np.inf]
     fleet.scraped_at[slot] = 9.5
     assert fleet.age(slots).tolist() == [0.5]
+
+
+def test_an_endpoint_labelled_draining_gets_nothing_new_until_the_label_goes() -> None:
+    fleet = Fleet()
+    slot = fleet.add(endpoint(1, labels={DRAINING_LABEL: "true"}))
+    other = fleet.add(endpoint(2))
+    assert fleet.available().tolist() == [other]
+    fleet.replace(slot, endpoint(1))
+    assert len(fleet.available()) == 2
+    fleet.replace(other, endpoint(2, labels={DRAINING_LABEL: "true"}))
+    assert fleet.available().tolist() == [slot]

@@ -60,6 +60,15 @@ def test_stale_metrics_count_as_full() -> None:
     assert utilization(metrics_staleness_threshold=1.0).saturation(fleet.slots(), fleet, NOW) == 0.0
 
 
+def test_metrics_are_not_stale_where_they_are_not_due_yet() -> None:
+    fleet = make_fleet([0, 0], [0, 0])
+    fleet.scraped_at[:2] = NOW - 4.0
+    fleet.scrape_interval_s = 1.0
+    assert utilization().saturation(fleet.slots(), fleet, NOW) == 1.0
+    fleet.scrape_interval_s = 2.0  # as in a fleet of 400
+    assert utilization().saturation(fleet.slots(), fleet, NOW) == 0.0
+
+
 def test_saturation_is_the_mean_of_the_fuller_of_queue_and_cache() -> None:
     fleet = make_fleet([5, 0], [0.0, 0.4])
     assert utilization().saturation(fleet.slots(), fleet, NOW) == pytest.approx((1.0 + 0.5) / 2)
