@@ -15,7 +15,6 @@ from fleet.plugin import Filter
 from fleet.request import Request, Vector
 from gateway.config_decode import Duration
 
-
 PUNCTUAL = 3
 """Scrape intervals within which a number is not late."""
 

@@ -2,6 +2,7 @@ from pathlib import Path
 
 import pytest
 
+from fleet.fleet import Fleet
 from fleet.plugin import registered
 from gateway.config import LoadedConfig, load, load_text, validate
 from gateway.config_source import ConfigError
@@ -373,3 +374,72 @@ def test_our_own_samples_load_without_a_warning(name: str) -> None:
     assert config.warnings == []
     assert config.discovery is not None
     assert config.tokenizer_of("anything") == Path(__file__).parents[2] / "configs" / "models" / "qwen3"
+
+
+# The router queue
+
+
+def test_the_queue_is_on_where_neither_profiles_nor_scorers_are_written() -> None:
+    config = loaded("", discovery=True)
+    assert config.queue is not None
+    queue, scorer = config.queue
+    assert (queue.type, scorer.type) == ("expected-work-queue", "expected-work-scorer")
+    assert loaded("- type: queue-scorer\n").queue is None
+    assert loaded("- type: expected-work-scorer\n").queue is None
+
+
+def test_naming_the_queue_is_enough_and_its_parameters_are_read() -> None:
+    config = loaded(
+        "- type: expected-work-scorer\n- type: expected-work-queue\n"
+        "  parameters: {order: shortest, maxWait: 1m, openThreshold: 500ms, kvLimit: 0.8, maxRequests: 5}\n"
+    )
+    queue = config.work_queue(Fleet())
+    assert queue is not None
+    limits = queue.limits
+    assert (limits.order, limits.max_wait_s, limits.open_s, limits.kv_limit, limits.max_requests) == (
+        "shortest",
+        60,
+        0.5,
+        0.8,
+        5,
+    )
+    assert not warnings(config)
+
+
+@pytest.mark.parametrize(
+    ("plugins", "message"),
+    [
+        ("- type: queue-scorer\n- type: expected-work-queue\n", "'expected-work-queue' needs an expected-work-scorer"),
+        ("- type: expected-work-scorer\n- {type: expected-work-scorer, name: b}\n- type: expected-work-queue\n",
+         "'expected-work-queue' needs scorerName: one of expected-work-scorer, b"),
+        ("- type: expected-work-scorer\n- type: expected-work-queue\n- {type: expected-work-queue, name: b}\n",
+         "a second router queue"),
+        ("- type: expected-work-scorer\n- {type: expected-work-queue, parameters: {scorerName: expected-work-scorrer}}\n",
+         "did you mean 'expected-work-scorer'"),
+        ("- type: expected-work-scorer\n- {type: expected-work-queue, parameters: {order: fifo}}\n",
+         "expected one of 'backfill', 'shortest', got 'fifo'"),
+        ("- type: expected-work-scorer\n- {type: expected-work-queue, parameters: {maxWait: 30}}\n", "expected a duration"),
+    ],
+)  # fmt: skip
+def test_a_queue_that_cannot_work_is_refused(plugins: str, message: str) -> None:
+    assert any(message in problem for problem in problems(f"plugins:\n{plugins}")), problems(f"plugins:\n{plugins}")
+
+
+def test_one_of_several_scorers_prices_for_the_queue() -> None:
+    config = loaded(
+        "- {type: expected-work-scorer, name: a}\n- {type: expected-work-scorer, name: b}\n"
+        "- {type: expected-work-queue, parameters: {scorerName: b}}\n"
+    )
+    assert config.queue is not None
+    assert config.queue[1].name == "b"
+
+
+def test_a_decision_may_take_as_long_as_a_request_may_wait() -> None:
+    waiting = loaded("- type: expected-work-scorer\n- {type: expected-work-queue, parameters: {maxWait: 2m}}\n")
+    at_once = loaded("- type: expected-work-scorer\n")
+    assert waiting.decision_limit_s == at_once.decision_limit_s + 120
+
+
+def test_objectives_are_names_with_priorities() -> None:
+    config = load_text(f"{HEAD}plugins: []\nwarmroute: {{objectives: {{chat: 10, batch: -1}}}}\n")
+    assert config.settings.objectives == {"chat": 10, "batch": -1}
