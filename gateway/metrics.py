@@ -292,6 +292,12 @@ PICTURE: dict[str, Definition] = {
             "From the engine's time of the last live batch to its being applied here. Negative or growing without load: the "
             "clocks differ. Growing with load: the gateway's event thread is behind.",
         ),
+        (
+            "endpoint_info",
+            "gauge",
+            (*_STREAM, "name", "role"),
+            "Always 1; joins an endpoint's name and role to its other metrics. role is empty where there is no role label.",
+        ),
         ("endpoint_up", "gauge", _STREAM, "1 while the endpoint takes requests."),
         ("endpoint_in_flight", "gauge", _STREAM, "Requests sent there and not finished."),
         ("endpoint_in_flight_tokens", "gauge", _STREAM, "Uncached prompt tokens sent there that await a first token."),
@@ -342,6 +348,7 @@ class PictureCollector(Collector):
             put("stream_event_lag_seconds", label, stream.lag_s)
         for endpoint in self._picture.endpoints():
             label = (endpoint.endpoint, str(endpoint.rank))
+            put("endpoint_info", (*label, endpoint.name, endpoint.role), 1.0)
             put("endpoint_up", label, float(endpoint.up))
             put("endpoint_in_flight", label, endpoint.in_flight)
             put("endpoint_in_flight_tokens", label, endpoint.in_flight_tokens)
