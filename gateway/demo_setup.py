@@ -73,7 +73,7 @@ def choose_ports(front: int, engines: int) -> Ports:
 
 
 def picker_config(ports: Ports) -> dict[str, Any]:
-    """The EndpointPickerConfig of the demo: expected work from precise matches, nothing else."""
+    """The EndpointPickerConfig of the demo: expected work from precise matches, and the queue before it."""
     endpoints = [
         {
             "name": f"engine-{number}",
@@ -98,6 +98,7 @@ def picker_config(ports: Ports) -> dict[str, Any]:
             {"type": "token-producer", "parameters": {"local": {"path": str(MODEL_FILES)}}},
             {"type": "precise-prefix-cache-producer"},
             {"type": "expected-work-scorer", "parameters": work},
+            {"type": "expected-work-queue"},
             {"type": "max-score-picker"},
         ],
         "schedulingProfiles": [
@@ -127,6 +128,7 @@ def envoy_parameters(ports: Ports) -> EnvoyParameters:
         endpoints=[f"{HOST}:{engine.http}" for engine in ports.engines],
         picker=f"{HOST}:{ports.picker}",
         admin=f"{HOST}:{ports.envoy_admin}",
+        message_timeout_s=45.0,  # above the queue's maxWait
     )
 
 
