@@ -149,6 +149,7 @@ class Stream:
         self._repair_at: float | None = None
         self._repair_delay = 0.0
         self._probed_at = -math.inf
+        self._probe_wanted = False
         self._out: list[Effect] = []
 
     # ------------------------------------------------------------------------------------------------ what happens
@@ -286,6 +287,8 @@ class Stream:
                 self._repair_at = now + self._repair_delay  # still nobody there; nothing is worse than before
             else:
                 self._settle(now, asked=not question.progress, silent=True)
+        elif question is None and self._connected and self._probe_wanted:
+            self._probe(now)
         elif question is None and self._connected and self._repair_at is not None and now >= self._repair_at:
             self._repair_at = None
             self._ask(now, repair=True)
@@ -302,15 +305,9 @@ class Stream:
 
     def probe(self, now: float) -> list[Effect]:
         """A response does not fit what was announced: ask at once for batches that did not arrive (rule 7)."""
-        if (
-            self.state is State.LIVE
-            and self._question is None
-            and self._connected
-            and self._can_replay
-            and now - self._probed_at >= self._limits.probe_again_s
-        ):
-            self._probed_at = now
-            self._ask(now)
+        if self.state is State.LIVE and self._connected and self._can_replay:
+            self._probe_wanted = True
+            self._probe(now)
         return self._done(now)
 
     def cleared(self, seq: int, now: float) -> list[Effect]:
@@ -377,6 +374,7 @@ class Stream:
         self._fault = None
         self._fault_before = 0
         self._repair_at = None
+        self._probe_wanted = False
 
     def _gap(self, now: float) -> None:
         self.counters.gaps += 1
@@ -387,6 +385,11 @@ class Stream:
                 self._ask(now)
         else:
             self._give_up("a gap, and no replay address")
+
+    def _probe(self, now: float) -> None:
+        if self._question is None and now - self._probed_at >= self._limits.probe_again_s:
+            self._probed_at, self._probe_wanted = now, False
+            self._ask(now)
 
     def _ask(self, now: float, *, repair: bool = False) -> None:
         start = 0 if repair or self._next is None else max(self._next - 1, 0)
@@ -415,6 +418,8 @@ class Stream:
         self._failures += asked
         never_synced = self._next is None
         if self._failures < self._limits.questions and self._connected:
+            if silent and self.state is State.LIVE:
+                self.state = State.CATCHING_UP  # a probe without an answer: nobody knows
             self._ask(now)
         else:
             self._give_up("no answer to replay questions" if silent else "missing in the engine's answers")

@@ -97,7 +97,9 @@ def test_probes_are_a_second_apart_and_one_at_a_time() -> None:
     world.path.feed_replay([b"", *frames(0, stored(0, 2))], world.now)
     world.path.feed_replay([b"", b"", END_MARKER, b""], world.now)
     world.now -= 0.9
-    assert world.observe(80, 32, 32) == []
+    assert world.observe(80, 32, 32) == [], "too soon"
+    assert AskReplay(0) not in world.path.tick(world.now + 0.5)
+    assert AskReplay(0) in world.path.tick(world.now + 1.0), "but not forgotten"
 
 
 def test_without_a_replay_address_there_is_nobody_to_ask() -> None:
