@@ -191,8 +191,8 @@ def _check_head(document: Document, plugins: Plugins) -> None:
         elif equals and value not in ("true", "false"):
             report(at, f"expected '{name}=true' or '{name}=false', got {gate!r}")
         elif name == "flowControl" and value != "false":
-            report(at, "flow control is not supported: remove the gate; requests of negative priority are turned away "
-                   "by the saturation detector, all others go out at once")  # fmt: skip
+            report(at, "flow control is not supported: remove the gate; name an expected-work-queue to let requests "
+                   "wait here, by priority (warmroute.objectives) and fairly between flows")  # fmt: skip
         elif name != "flowControl":
             plugins.warn(at, "has no effect: every router works on its own")
     flow = document.flow_control

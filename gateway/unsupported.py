@@ -11,7 +11,7 @@ _PREDICTED = "latency is not learned online here, because learned rates mistake 
 _FLOW = "llm-d's flow control is not supported"
 _ADMIT = "admission plugins are not supported"
 _KUBERNETES = "endpoints do not come from Kubernetes watches here"
-_QUEUE = "remove it; requests go out at once, and engines order them (vLLM: --scheduling-policy priority)"
+_QUEUE = "expected-work-queue: requests wait for room, by priority, fairly between flows, oldest or shortest first"
 _DETECTOR = (
     "utilization-detector or concurrency-detector: requests of negative priority are turned away at saturation 1"
 )
