@@ -127,5 +127,10 @@ class DynamoStreams:
         """What is wrong with the subscription as a whole; empty while all is well."""
         return self._alarm
 
+    @property
+    def errors(self) -> int:
+        """Messages that our own code failed on."""
+        return self._listener.errors
+
     def state(self) -> DynamoState:
         return self._listener.state(time.monotonic())

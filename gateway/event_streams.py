@@ -225,7 +225,7 @@ class EventStreams:
     @property
     def errors(self) -> int:
         """Messages that our own code failed on."""
-        return self._subscriber.errors
+        return self._subscriber.errors + (self.dynamo.errors if self.dynamo is not None else 0)
 
     def states(self) -> list[StreamState]:
         """One per endpoint and rank, also for those without a stream."""

@@ -89,6 +89,40 @@ PARTS = _definitions(
         (),
         "Messages of event streams that our own code failed on. Should stay at zero: see the log.",
     ),
+    (
+        "predicted_blocks",
+        "counter",
+        ("end",),
+        "Blocks that were expected of an engine because a prompt was just sent to it (speculativeIndexing), by how that "
+        "ended: confirmed by its events, expired, released (the request failed), evicted. Many expired: events come late, "
+        "raise speculativeTTL, or not at all.",
+    ),
+    ("predicted_blocks_open", "gauge", (), "Blocks expected now."),
+    (
+        "dynamo_up",
+        "gauge",
+        (),
+        "1 while events of Dynamo workers can be heard, 0 while something is wrong with the subscription as a whole: look at "
+        "the log and at /state/dynamo.",
+    ),
+    (
+        "dynamo_messages",
+        "counter",
+        ("source",),
+        "Messages with events of Dynamo workers: wanted, or of elsewhere (another namespace or component).",
+    ),
+    (
+        "dynamo_unknown_worker_events",
+        "counter",
+        (),
+        "Events of workers that no endpoint stands for. Growing: add them to warmroute.dynamo.endpoints or its file.",
+    ),
+    (
+        "dynamo_skipped",
+        "counter",
+        ("reason",),
+        "What could not be used of those messages before it was known whose it is. Should not grow.",
+    ),
 )
 
 EXTPROC_EVENTS = (

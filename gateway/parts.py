@@ -7,7 +7,9 @@ from typing import Any
 from fleet.books import Books
 from fleet.breaker import Breaker
 from fleet.scraper import Scraper
+from gateway.dynamo_streams import DynamoStreams
 from gateway.part_metrics import EXTPROC_EVENTS, Sample, of_books
+from indexer.predicted import Predicted
 from tokenization.backends import Backend, LocalBackend
 from tokenization.segments import KeyChainCache
 
@@ -25,9 +27,12 @@ class GatewayParts:
         scraper: Callable[[], Scraper | None],
         extproc: Callable[[], Counter[str]],
         event_errors: Callable[[], int],
+        predicted: Predicted | None = None,
+        dynamo: DynamoStreams | None = None,
     ) -> None:
         self._books, self._breaker, self._chains = books, breaker, chains
         self._backends, self._scraper, self._extproc, self._event_errors = backends, scraper, extproc, event_errors
+        self._predicted, self._dynamo = predicted, dynamo
 
     def samples(self) -> Iterable[Sample]:
         for model, backend in self._backends().items():
@@ -47,6 +52,19 @@ class GatewayParts:
         for event in EXTPROC_EVENTS:
             yield "extproc", (event,), counts[event]
         yield "event_errors", (), self._event_errors()
+        if self._predicted is not None:
+            stats = self._predicted.stats()
+            for end in ("confirmed", "expired", "released", "evicted"):
+                yield "predicted_blocks", (end,), getattr(stats, end)
+            yield "predicted_blocks_open", (), stats.entries
+        if self._dynamo is not None:
+            state = self._dynamo.state()
+            yield "dynamo_up", (), float(state.connected and not state.alarm)
+            yield "dynamo_messages", ("wanted",), state.messages
+            yield "dynamo_messages", ("elsewhere",), state.elsewhere
+            yield "dynamo_unknown_worker_events", (), sum(state.strangers.values())
+            for reason, count in state.skipped.items():
+                yield "dynamo_skipped", (reason,), count
 
     @staticmethod
     def _segments(model: str, backend: LocalBackend) -> Iterable[Sample]:

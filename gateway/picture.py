@@ -63,4 +63,5 @@ class GatewayPicture:
             "streams": lambda: msgspec.to_builtins(self.streams()),
             "index": lambda: msgspec.to_builtins(self.index()),
             "routed": lambda: msgspec.to_builtins(self.routed()),
+            **({"dynamo": lambda: msgspec.to_builtins(dynamo.state())} if (dynamo := self._streams.dynamo) else {}),
         }

@@ -152,6 +152,8 @@ class Gateway:
             scraper=lambda: self._scraper,
             extproc=lambda: self._server.service.counts if self._server else Counter(),
             event_errors=lambda: self.streams.errors,
+            predicted=self.predicted,
+            dynamo=self.streams.dynamo,
         )
         self.registry.register(PartCollector(parts))
         if settings.compatibility_metrics:
