@@ -92,6 +92,8 @@ def measure() -> dict[str, dict[int, float]]:
 
             def once(scheduler: Scheduler = scheduler, request: Request = request, fleet: Fleet = fleet) -> None:
                 request.peer = None
+                fleet.pending.add(0, ())  # as between two requests: nothing is remembered from the last decision
+                fleet.pending.remove(0, ())
                 outcome = scheduler.schedule(request, fleet.available())
                 assert isinstance(outcome, Decision)
 

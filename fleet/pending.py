@@ -33,6 +33,7 @@ class PendingPrompts:
     def __init__(self) -> None:
         self._root = _Node((), 0, 0)
         self._prompts = 0
+        self._answered: tuple[Sequence[int], Vector] | None = None  # until something changes: scorers, deciders ask alike
 
     def __len__(self) -> int:
         """Prompts held."""
@@ -41,6 +42,7 @@ class PendingPrompts:
     def add(self, slot: int, keys: Sequence[int]) -> None:
         """Count one prompt. `keys` is kept, not copied: it must not change until `remove`."""
         self._prompts += 1
+        self._answered = None
         node, position = self._root, 0
         while position < len(keys):
             child = node.children.get(keys[position])
@@ -57,6 +59,7 @@ class PendingPrompts:
     def remove(self, slot: int, keys: Sequence[int]) -> None:
         """Take back one earlier `add` of the same slot and equal keys."""
         self._prompts -= 1
+        self._answered = None
         node, position = self._root, 0
         while position < len(keys):
             first = keys[position]
@@ -71,7 +74,10 @@ class PendingPrompts:
             node, position = child, child.end
 
     def leading(self, keys: Sequence[int], capacity: int) -> Vector:
-        """Per slot (vector of `capacity`) the leading blocks of `keys` that prompts on their way to it contain."""
+        """Per slot (vector of `capacity`) the leading blocks of `keys` that prompts on their way to it contain. Shared: do
+        not write into it."""
+        if self._answered is not None and self._answered[0] is keys and len(self._answered[1]) == capacity:
+            return self._answered[1]
         blocks = np.zeros(capacity)
         node, position = self._root, 0
         while position < len(keys):
@@ -84,6 +90,7 @@ class PendingPrompts:
             if agreed < child.end:
                 break
             node, position = child, agreed
+        self._answered = keys, blocks
         return blocks
 
     def _split(self, parent: _Node, child: _Node, at: int) -> None:

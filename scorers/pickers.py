@@ -27,8 +27,11 @@ class _RandomPicker(Picker):
     def best(self, candidates: Slots, keys: Vector) -> Slots:
         """The candidates with the largest keys, in that order; equal keys in random order."""
         if self.most == 1:
-            first = np.flatnonzero(keys == keys.max())
-            return candidates[[first[self.rng.integers(len(first))] if len(first) > 1 else first[0]]]
+            one = int(keys.argmax())
+            equal = keys == keys[one]
+            if np.count_nonzero(equal) > 1:
+                one = int(self.rng.choice(np.flatnonzero(equal)))
+            return candidates[one : one + 1]
         order = np.lexsort((self.rng.random(len(keys)), -keys))
         return candidates[order[: self.most]]
 

@@ -68,3 +68,13 @@ def test_it_answers_as_a_plain_multiset_of_keys_does(
     for slot, text in model:
         pending.remove(slot, chain(text))
     assert not pending._root.children
+
+
+def test_the_same_question_is_answered_anew_when_something_changed() -> None:
+    pending, keys = PendingPrompts(), [1, 2, 3]
+    assert pending.leading(keys, 2).tolist() == [0, 0]
+    pending.add(1, [1, 2])
+    assert pending.leading(keys, 2).tolist() == [0, 2]
+    assert pending.leading(keys, 4).tolist() == [0, 2, 0, 0]
+    pending.remove(1, [1, 2])
+    assert pending.leading(keys, 4).tolist() == [0, 0, 0, 0]
