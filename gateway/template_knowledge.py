@@ -55,7 +55,7 @@ class TemplateKnowledge:
             return None  # a model without chats has no history
         started = time.monotonic()
         try:
-            mode = await asyncio.to_thread(_mode_in_use, tokenizer)
+            mode = await asyncio.to_thread(mode_in_use, tokenizer)
         except TokenizationError as error:
             log.warning("template_probe_refused model=%s error=%r", name, error.message)
             return None
@@ -74,7 +74,7 @@ class TemplateKnowledge:
         return mode.verdict == "rewrites_history"
 
 
-def _mode_in_use(tokenizer: LocalTokenizer) -> Mode:
+def mode_in_use(tokenizer: LocalTokenizer) -> Mode:
     """The probe's result for chats that say nothing about thinking: most of them."""
     report: ProbeReport = probe(tokenizer)
     return report.modes.get("on" if _thinks_by_default(tokenizer) else "off") or report.modes["off"]

@@ -242,7 +242,8 @@ class EngineServer:
     async def _event_sources(self, request: web.Request) -> web.Response:
         publisher = self._publisher
         endpoint, replay = (publisher.endpoint, publisher.replay_endpoint) if publisher else (None, None)
-        return web.json_response(self.settings.event_sources(endpoint, replay))
+        told = [_told(self.settings.events, endpoint), _told(self.settings.replay, replay)]
+        return web.json_response(self.settings.event_sources(*told))
 
     async def _reset(self, request: web.Request) -> web.Response:
         return web.json_response({"success": self.live.engine.reset_prefix_cache()})
@@ -285,6 +286,11 @@ class EngineServer:
         if self._publisher is not None:
             self._publisher.restart()
         return web.json_response({"restarted": True})
+
+
+def _told(configured: str | None, resolved: str | None) -> str | None:
+    """An address as vLLM lists it: as it was configured, unless its port was chosen by the system."""
+    return resolved if resolved is None or configured is None or configured.endswith((":0", ":*")) else configured
 
 
 async def _json_object(request: web.Request) -> dict[str, Any]:

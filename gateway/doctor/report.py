@@ -1,0 +1,25 @@
+"""A report for people: the checked list, then each finding with its evidence and its fix."""
+
+from collections.abc import Iterator
+
+from gateway.doctor.findings import PAGE, Report
+
+MARKS = {True: "ok     ", False: "FOUND  ", None: "skipped"}
+
+
+def report_text(report: Report) -> str:
+    return "\n".join(_lines(report)) + "\n"
+
+
+def _lines(report: Report) -> Iterator[str]:
+    for checked in report.checks:
+        yield f"{MARKS[checked.ok]}  {checked.title}" + (f"  ({checked.skipped})" if checked.skipped else "")
+    for finding in report.findings:
+        yield ""
+        yield f"{finding.severity}: {finding.id}: {finding.where}"
+        yield f"  seen  {finding.evidence}"
+        yield f"  fix   {finding.fix}"
+        yield f"  more  {PAGE}#{finding.id}"
+    yield ""
+    count = len(report.findings)
+    yield "no findings" if not count else "1 finding" if count == 1 else f"{count} findings"
