@@ -15,7 +15,7 @@ Rules
 import logging
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import msgspec
 import numpy as np
@@ -23,13 +23,12 @@ import numpy as np
 from event_ingest.events import BlockStored
 from gateway.logs import RateLimit
 from gateway.metrics import Metrics
+from gateway.tokenizers import Decode
 from indexer.index import Index
 from tokenization.encoders import Ids
 from tokenization.parity import Mismatch, compare
 
 log = logging.getLogger(__name__)
-
-Decode = Callable[[Sequence[int]], str]
 
 KEPT_BEGINNINGS = 32
 KEPT_TOKENS = 2048

@@ -3,8 +3,8 @@
 from fleet.fleet import Fleet
 from gateway.approximate import ApproximateCache
 from gateway.config import LoadedConfig
+from gateway.producers import Producers
 from gateway.producers_config import ApproxPrefixCacheProducer, BurstPrefixCacheProducer, PrecisePrefixCacheProducer
-from gateway.request_path import Producers
 from indexer.index import Index
 from indexer.matched import DEFAULT_WEIGHTS
 from indexer.predicted import Predicted

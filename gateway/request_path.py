@@ -22,9 +22,7 @@ from fleet.books import EXPECTED_OUTPUT, Books
 from fleet.breaker import Breaker
 from fleet.fleet import Fleet, Slots
 from fleet.request import Match, Request
-from fleet.work import cached_tokens
 from gateway import control_headers as control
-from gateway.approximate import ApproximateCache
 from gateway.cycle import Decision, Rejection, Scheduler
 from gateway.decision_log import DecisionLog, with_explanation
 from gateway.departure import Departures, Placed
@@ -32,10 +30,14 @@ from gateway.extproc.decision import Decided, Head, Rejected
 from gateway.logs import RateLimit
 from gateway.matching import Found, Keys, Matcher
 from gateway.metrics import Metrics
+from gateway.parity_watch import ParityWatch
+from gateway.producers import Producers
 from gateway.request_events import Customer, DecidedRequest
-from gateway.response_path import Accuracy, RouteObserver, Sent
+from gateway.response_path import Accuracy
 from gateway.routing_record import RoutingRecord
+from gateway.sending import Sending
 from gateway.served_models import Served, ServedModels
+from gateway.tokenizers import Decode
 from gateway.tracing import Span, Tracing
 from gateway.understanding import Ask, Understanding
 from gateway.waiting_room import Look, WaitingRoom
@@ -46,8 +48,6 @@ log = logging.getLogger(__name__)
 LARGE_PROMPT = 32 * 1024
 """Tokens from which keys are computed in a worker thread."""
 OUTPUT_LIMITS = ("max_completion_tokens", "max_tokens", "max_output_tokens")
-RANK_HEADER = "x-data-parallel-rank"
-EXPLAINED = ("x-warmroute-endpoint", "x-warmroute-predicted-cached-tokens", "x-warmroute-trust")
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
@@ -56,16 +56,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """Objective -> priority."""
 
 
-class Producers(msgspec.Struct, frozen=True, kw_only=True):
-    """Which producer instances want which kind of match, by name."""
-
-    precise: tuple[str, ...] = ()
-    approximate: Mapping[str, ApproximateCache] = {}
-    default: str = ""
-
-
 class RequestPath:
-    """Decides requests. The event loop's thread owns it; replace `scheduler` and `producers` to reconfigure."""
+    """Decides requests. The event loop's thread owns it; replace `scheduler`, `producers` and `settings` to reconfigure."""
 
     def __init__(
         self,
@@ -87,15 +79,29 @@ class RequestPath:
         rewrites_history: Callable[[Served], bool | None] = lambda _: None,
         room: WaitingRoom | None = None,
         decisions: DecisionLog | None = None,
+        parity: ParityWatch | None = None,
+        decoder: Callable[[Served], Decode | None] = lambda _: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.scheduler = scheduler
         self.producers = producers
         self.settings = settings
         self._understanding = understanding
-        self._fleet, self._books, self._breaker = fleet, books, breaker
-        self._models, self._matcher, self._accuracy, self._trust = models, matcher, accuracy, trust
+        self._fleet, self._books, self._models, self._matcher = fleet, books, models, matcher
         self._metrics, self._tracing, self._clock = metrics, tracing, clock
+        self._sending = Sending(
+            fleet=fleet,
+            books=books,
+            breaker=breaker,
+            matcher=matcher,
+            accuracy=accuracy,
+            trust=trust,
+            metrics=metrics,
+            tracing=tracing,
+            parity=parity,
+            decoder=decoder,
+            clock=clock,
+        )
         self._departures = departures or Departures(metrics)
         self._rewrites_history = rewrites_history
         self.room = room or WaitingRoom(fleet, metrics, clock)
@@ -179,7 +185,6 @@ class RequestPath:
 
     def _answer(self, head: Head, ask: Ask, look: Look, keys: Keys | None, span: Span) -> Decided | Rejected:
         """Carry out what was just looked at."""
-        unseen = ask.parsed is not None and ask.parsed.get("stream") is not True
         outcome = look.outcome
         if look.refused is not None or isinstance(outcome, Rejection):
             return look.refused or Rejected(status=500, message="no decision")
@@ -191,7 +196,9 @@ class RequestPath:
         self.record.add(look.request, outcome, look.found, keys)
         span.set("server.address", outcome.destinations[0])
         try:
-            return self._send(head, look.request, outcome, keys, predicted, unseen=unseen)
+            return self._sending.send(
+                ask, look.request, outcome, keys, predicted, self.producers, self.settings.response_headers
+            )
         except Exception:
             self._books.finish(look.request.id, self._clock())  # it goes nowhere, and nobody will say that it ended
             raise
@@ -296,100 +303,6 @@ class RequestPath:
         for name, cache in self.producers.approximate.items():
             matches[name] = cache.match(keys.by_block[cache.block_tokens])
         return matches
-
-    def _send(
-        self,
-        head: Head,
-        request: Request,
-        decision: Decision,
-        keys: Keys | None,
-        predicted: int | None,
-        unseen: bool,
-    ) -> Decided:
-        now = self._clock()
-        slot = decision.slots[0]
-        # What is being computed there for others counts as cached: this prompt will not be computed again.
-        cached = float(cached_tokens(request, np.array([slot]), self._fleet)[0])
-        elsewhere = [
-            int(picked[0])
-            for name, picked in decision.picks.items()
-            if name != decision.primary and len(picked) and picked[0] != slot
-        ]
-        chain = keys.for_slot(slot) if keys and slot in keys.block_of else ()
-        prompt_tokens = float(request.prompt_tokens)
-        self._books.reserve(
-            request.id,
-            slot,
-            0.0 if elsewhere else max(0.0, prompt_tokens - cached),
-            request.expected_output_tokens or EXPECTED_OUTPUT,
-            now,
-            cached_tokens=prompt_tokens if elsewhere else cached,
-            keys=chain,
-            model=request.target_model,
-            unseen=unseen,
-        )
-        for leg in elsewhere:
-            held = float(cached_tokens(request, np.array([leg]), self._fleet)[0])
-            uncached = max(0.0, prompt_tokens - held)
-            self._books.reserve(
-                request.id,
-                leg,
-                uncached,
-                1,
-                now,
-                cached_tokens=held,
-                keys=chain,
-                prefill_only=True,
-                model=request.target_model,
-                unseen=unseen,
-            )
-        self._breaker.dispatched(slot, now)
-        if keys is not None:
-            for cache in self.producers.approximate.values():
-                for leg in (slot, *elsewhere):
-                    cache.sent(leg, keys.by_block[cache.block_tokens])
-        if chain:
-            self._matcher.touch(chain)
-        expected = (
-            [self._matcher.expect(leg, keys, now) for leg in (slot, *elsewhere)]
-            if keys and predicted is not None
-            else []
-        )
-
-        endpoint = self._fleet.endpoint(slot)
-        set_headers = {**decision.headers, **self._tracing.outgoing()}
-        if endpoint.rank or self._fleet.slot_of(endpoint.address, 1) is not None:
-            set_headers[RANK_HEADER] = str(endpoint.rank)
-        told = (endpoint.address, str(predicted if predicted is not None else -1), str(self._trust(slot)))
-        sent = Sent(
-            request_id=request.id,
-            slot=slot,
-            sent_at=now,
-            prompt_tokens=request.prompt_tokens,
-            predicted=None if elsewhere else predicted,
-            keys=chain,
-            customer=Customer(model=request.model, fairness_id=request.fairness_id, priority=request.priority),
-        )
-        return Placed(
-            request=request,
-            decision=decision,
-            destination=decision.destinations,
-            set_headers=set_headers,
-            response_headers={
-                **decision.response_headers,
-                **(dict(zip(EXPLAINED, told, strict=True)) if self.settings.response_headers else {}),
-            },
-            observer=RouteObserver(
-                sent,
-                self._fleet,
-                self._books,
-                self._breaker,
-                self._metrics,
-                self._accuracy,
-                self._clock,
-                lambda usage: self._matcher.answered(expected, usage is not None),
-            ),
-        )
 
     def _warn(self, reason: str, detail: str, error: Exception | None = None) -> None:
         if self._quiet.allows(reason, self._clock()):

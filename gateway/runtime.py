@@ -43,6 +43,7 @@ from gateway.matching import Matcher
 from gateway.metrics import Metrics, PictureCollector
 from gateway.part_metrics import PartCollector
 from gateway.parts import GatewayParts
+from gateway.parity_watch import ParityWatch
 from gateway.picture import GatewayPicture
 from gateway.prefill_leg import PrefillLegs
 from gateway.prefill_progress import PrefillProgress
@@ -123,6 +124,8 @@ class Gateway:
             self.fleet, self.books, lambda slot, key: self.index.tier_of(slot, key) is not None, matcher.block_tokens
         )
         self._use_queue(config)
+        self._parity = ParityWatch(self.index, self.metrics)
+        self.streams.on_stored = self._parity.stored
         self.path = RequestPath(
             fleet=self.fleet,
             books=self.books,
@@ -140,6 +143,8 @@ class Gateway:
             departures=self._departures,
             rewrites_history=self._templates.rewrites_history,
             room=self.room,
+            parity=self._parity,
+            decoder=lambda served: self._tokenizers.decoder(served),
         )
         self._use_decisions(config)
         self.picture.routed = self.path.record.last
@@ -347,6 +352,7 @@ class Gateway:
             now = time.monotonic()
             try:
                 self.breaker.tick(now)
+                self._parity.tick(now)
                 self._progress.tick(now)
                 if self.predicted is not None:
                     self.predicted.expire(now)

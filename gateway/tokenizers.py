@@ -17,6 +17,9 @@ from tokenization.local import LocalTokenizer
 
 log = logging.getLogger(__name__)
 
+Decode = Callable[[Sequence[int]], str]
+"""Token ids to text."""
+
 
 class TokenizerError(Exception):
     """A tokenizer that the configuration names cannot be used; the message says which and why."""
@@ -65,7 +68,7 @@ class Tokenizers:
         """Who tokenizes for this model; None where nobody does."""
         return self._by_model.get(served.base) or self._default
 
-    def decoder(self, served: Served) -> Callable[[Sequence[int]], str] | None:
+    def decoder(self, served: Served) -> Decode | None:
         """Token ids to text, where this process has the model's tokenizer."""
         backend = self.backend(served)
         return backend.tokenizer.decode if isinstance(backend, LocalBackend) else None

@@ -21,7 +21,8 @@ from gateway.extproc.decision import Decided, Head
 from gateway.matching import Matcher
 from gateway.metrics import Metrics
 from gateway.producer_wiring import predicted_of
-from gateway.request_path import Producers, RequestPath, Settings
+from gateway.producers import Producers
+from gateway.request_path import RequestPath, Settings
 from gateway.served_models import Served, ServedModels
 from gateway.tracing import NoTracing
 from gateway.understanding import Understanding

@@ -18,7 +18,8 @@ from gateway.config_document import Model
 from gateway.extproc.decision import Decided, Head, Rejected
 from gateway.matching import Matcher
 from gateway.metrics import Metrics
-from gateway.request_path import Producers, RequestPath, Settings
+from gateway.producers import Producers
+from gateway.request_path import RequestPath, Settings
 from gateway.served_models import Served, ServedModels
 from gateway.tracing import NoTracing
 from gateway.understanding import Tokenizer, Understanding
@@ -409,7 +410,7 @@ async def test_a_decision_that_fails_at_the_last_moment_leaves_nothing_in_the_bo
     def broken(_: int) -> Trust:
         raise RuntimeError("no")
 
-    world.path._trust = broken
+    world.path._sending._trust = broken
     with pytest.raises(RuntimeError):
         await world.ask(CHAT)
     assert not world.books

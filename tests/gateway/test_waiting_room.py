@@ -19,7 +19,8 @@ from gateway.config_document import Model
 from gateway.extproc.decision import Decided, Head, Rejected
 from gateway.matching import Matcher
 from gateway.metrics import Metrics
-from gateway.request_path import Producers, RequestPath, Settings
+from gateway.producers import Producers
+from gateway.request_path import RequestPath, Settings
 from gateway.served_models import Served, ServedModels
 from gateway.tracing import NoTracing
 from gateway.understanding import Understanding

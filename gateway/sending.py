@@ -1,0 +1,174 @@
+"""What a decision does to the books, and what it looks like to Envoy.
+
+From here on the request is on its way: everything that is reserved here is released by the observer that goes out with
+the answer, exactly once.
+"""
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from fleet.books import EXPECTED_OUTPUT, Books
+from fleet.breaker import Breaker
+from fleet.fleet import Fleet
+from fleet.request import Request
+from fleet.work import cached_tokens
+from gateway.cycle import Decision
+from gateway.departure import Placed
+from gateway.matching import Keys, Matcher
+from gateway.metrics import Metrics
+from gateway.parity_watch import ParityWatch
+from gateway.producers import Producers
+from gateway.request_events import Customer
+from gateway.response_path import Accuracy, RouteObserver, Sent
+from gateway.served_models import Served
+from gateway.tokenizers import Decode
+from gateway.tracing import Tracing
+from gateway.understanding import Ask
+
+RANK_HEADER = "x-data-parallel-rank"
+TOLD = ("x-warmroute-endpoint", "x-warmroute-predicted-cached-tokens", "x-warmroute-trust")
+"""Response headers, where the configuration asks for them."""
+
+
+class Sending:
+    """Charges the books and everything else that must know of a request on its way."""
+
+    def __init__(
+        self,
+        *,
+        fleet: Fleet,
+        books: Books,
+        breaker: Breaker,
+        matcher: Matcher,
+        accuracy: Accuracy,
+        trust: Callable[[int], object],
+        metrics: Metrics,
+        tracing: Tracing,
+        parity: ParityWatch | None = None,
+        decoder: Callable[[Served], Decode | None] = lambda _: None,
+        clock: Callable[[], float],
+    ) -> None:
+        self._decoder = decoder
+        self._fleet, self._books, self._breaker, self._matcher = fleet, books, breaker, matcher
+        self._accuracy, self._trust, self._metrics, self._tracing = accuracy, trust, metrics, tracing
+        self._parity, self._clock = parity, clock
+
+    def send(
+        self,
+        ask: Ask,
+        request: Request,
+        decision: Decision,
+        keys: Keys | None,
+        predicted: int | None,
+        producers: Producers,
+        response_headers: bool,
+    ) -> Placed:
+        """The answer for Envoy. `predicted`: cached tokens the engine should report; None where nothing was matched."""
+        now = self._clock()
+        slot = decision.slots[0]
+        elsewhere = [
+            int(picked[0])
+            for name, picked in decision.picks.items()
+            if name != decision.primary and len(picked) and picked[0] != slot
+        ]
+        chain = keys.for_slot(slot) if keys and slot in keys.block_of else ()
+        # Only a stream shows when its prefill is over; other answers come whole, and progress is told by events.
+        unseen = ask.parsed is not None and ask.parsed.get("stream") is not True
+        self._reserve(request, slot, elsewhere, chain, unseen, now)
+        self._breaker.dispatched(slot, now)
+        legs = (slot, *elsewhere)
+        if keys is not None:
+            for cache in producers.approximate.values():
+                for leg in legs:
+                    cache.sent(leg, keys.by_block[cache.block_tokens])
+        if chain:
+            self._matcher.touch(chain)
+        expected = [self._matcher.expect(leg, keys, now) for leg in legs] if keys and predicted is not None else []
+        if predicted == 0 and not elsewhere and chain:
+            self._sample(ask, request, slot, chain, now)
+
+        def done(answered: bool) -> None:
+            self._matcher.answered(expected, answered)
+            if self._parity is not None:
+                if answered:
+                    self._parity.finished(request.id, self._clock())
+                else:
+                    self._parity.dropped(request.id)
+
+        sent = Sent(
+            request_id=request.id,
+            slot=slot,
+            sent_at=now,
+            prompt_tokens=request.prompt_tokens,
+            predicted=None if elsewhere else predicted,
+            keys=chain,
+            customer=Customer(model=request.model, fairness_id=request.fairness_id, priority=request.priority),
+        )
+        return Placed(
+            request=request,
+            decision=decision,
+            destination=decision.destinations,
+            set_headers=self._headers(decision, slot),
+            response_headers={**decision.response_headers, **(self._told(slot, predicted) if response_headers else {})},
+            observer=RouteObserver(
+                sent,
+                self._fleet,
+                self._books,
+                self._breaker,
+                self._metrics,
+                self._accuracy,
+                self._clock,
+                lambda usage: done(usage is not None),
+            ),
+        )
+
+    def _reserve(
+        self, request: Request, slot: int, elsewhere: list[int], chain: Sequence[int], unseen: bool, now: float
+    ) -> None:
+        prompt_tokens = float(request.prompt_tokens)
+        # What is being computed there for others counts as cached: this prompt will not be computed again.
+        held = cached_tokens(request, np.array([slot, *elsewhere]), self._fleet)
+        self._books.reserve(
+            request.id,
+            slot,
+            0.0 if elsewhere else max(0.0, prompt_tokens - float(held[0])),
+            request.expected_output_tokens or EXPECTED_OUTPUT,
+            now,
+            cached_tokens=prompt_tokens if elsewhere else float(held[0]),
+            keys=chain,
+            model=request.target_model,
+            unseen=unseen,
+        )
+        for leg, cached in zip(elsewhere, held[1:], strict=True):
+            self._books.reserve(
+                request.id,
+                leg,
+                max(0.0, prompt_tokens - float(cached)),
+                1,
+                now,
+                cached_tokens=float(cached),
+                keys=chain,
+                prefill_only=True,
+                model=request.target_model,
+                unseen=unseen,
+            )
+
+    def _headers(self, decision: Decision, slot: int) -> dict[str, str]:
+        endpoint = self._fleet.endpoint(slot)
+        headers = {**decision.headers, **self._tracing.outgoing()}
+        if endpoint.rank or self._fleet.slot_of(endpoint.address, 1) is not None:
+            headers[RANK_HEADER] = str(endpoint.rank)
+        return headers
+
+    def _told(self, slot: int, predicted: int | None) -> dict[str, str]:
+        tokens = str(predicted if predicted is not None else -1)
+        return dict(zip(TOLD, (self._fleet.endpoint(slot).address, tokens, str(self._trust(slot))), strict=True))
+
+    def _sample(self, ask: Ask, request: Request, slot: int, chain: Sequence[int], now: float) -> None:
+        """Nothing of this prompt is cached anywhere it goes: its blocks will be announced from the first token on."""
+        if self._parity is None or ask.prompt is None or ask.served is None:
+            return
+        if decode := self._decoder(ask.served):
+            address = self._fleet.endpoint(slot).address
+            self._parity.sent(request.id, slot, address, ask.prompt.token_ids, chain, decode, now)
