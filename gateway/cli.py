@@ -14,6 +14,7 @@ COMMANDS = {
     "envoy-config": ("gateway.commands.envoy", "Print the Envoy configuration that goes with a configuration."),
     "demo": ("gateway.commands.demo", "Run the whole path on this machine: engines, gateway, Envoy, traffic."),
     "doctor": ("gateway.commands.doctor", "Find out which wire of a live fleet is broken, and how to mend it."),
+    "top": ("gateway.commands.top", "Show a running gateway's endpoints, streams and decisions, live."),
     "events": ("gateway.commands.events", "Record and replay engines' event streams."),
     "hash": ("gateway.commands.hash", "Print engine hashes and block keys of token ids."),
     "template": ("gateway.commands.template", "Find out whether a chat template lets a second turn reuse the first."),

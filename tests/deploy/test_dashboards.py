@@ -1,7 +1,9 @@
 """Dashboards and rules against a real Prometheus that scrapes a real gateway under traffic."""
 
 import asyncio
+import json
 import re
+import sys
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -199,3 +201,19 @@ async def test_metrics_that_agree_agree(watched: Trial) -> None:
     chosen = await number('sum(warmroute_match_fraction_sum{which="chosen"})')
     best = await number('sum(warmroute_match_fraction_sum{which="best"})')
     assert 0 < chosen <= best + 1e-9
+
+
+@pytest.mark.envoy
+@pytest.mark.asyncio(loop_scope="module")
+async def test_top_shows_every_endpoint_and_the_last_decisions(watched: Trial) -> None:
+    top = (sys.executable, "-c", "from gateway.cli import main; main()", "top", "--once", "--json")
+    status, output = await run(*top, "--admin", watched.admin)
+    assert status == 0, output
+    frame = json.loads(output)
+    assert {it["role"] for it in frame["endpoints"]} == {"prefill", "decode"}
+    assert all(it["trust"] == "exact" for it in frame["endpoints"])
+    assert any(it["match_share"] for it in frame["endpoints"])
+    assert any(it["prefill"] for it in frame["decisions"])
+    status, output = await run(*top, "--metrics", watched.target)
+    assert status == 0, output
+    assert [it["name"] for it in json.loads(output)["endpoints"]] == [it["name"] for it in frame["endpoints"]]

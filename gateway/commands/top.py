@@ -1,0 +1,111 @@
+"""`warmroute top`: the fleet on a terminal, as the running gateway sees it."""
+
+import asyncio
+import sys
+import time
+from pathlib import Path
+
+import aiohttp
+import click
+import msgspec
+from rich.console import Console
+from rich.live import Live
+
+from gateway.commands.common import json_option, load_or_exit
+from gateway.top import Frame, drawn, from_metrics, from_state
+
+WIDE = 132
+"""Columns of output that goes to no terminal."""
+
+
+@click.command("top")
+@click.option("--admin", metavar="HOST:PORT", help="The gateway's admin port.  [default: 127.0.0.1:9091]")
+@click.option("--metrics", metavar="HOST:PORT", help="Its metrics port instead: no single decisions.")
+@click.option(
+    "-c",
+    "--config",
+    "config_file",
+    metavar="FILE",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Take the ports from the gateway's configuration.",
+)
+@click.option(
+    "--interval", type=click.FloatRange(min=0.2), default=1.0, show_default=True, help="Seconds between frames."
+)
+@click.option("--once", is_flag=True, help="Print one frame and end.")
+@json_option
+def command(
+    admin: str | None, metrics: str | None, config_file: Path | None, interval: float, once: bool, as_json: bool
+) -> None:
+    """Show a running gateway's endpoints (role, trust, load, match share, event lag) and its last decisions with their
+    reasons. Needs warmroute.adminPort, or does with /metrics and shows less. With --json one frame is printed per line."""
+    if sum(given is not None for given in (admin, metrics, config_file)) > 1:
+        raise click.UsageError("give one of --admin, --metrics and --config")
+    if config_file is not None:
+        settings = load_or_exit(config_file).settings
+        if settings.admin_port is not None:
+            admin = f"{_reachable(settings.admin_listen)}:{settings.admin_port}"
+        else:
+            metrics = f"{_reachable(settings.metrics_listen)}:{settings.metrics_port}"
+    url = f"http://{metrics}/metrics" if metrics else f"http://{admin or '127.0.0.1:9091'}/state"
+    console = Console() if sys.stdout.isatty() else Console(width=WIDE)
+    try:
+        if once or as_json:
+            _print(url, interval, once, as_json, console)
+        else:
+            _live(url, interval, console)
+    except KeyboardInterrupt:
+        pass
+
+
+def _reachable(listen: str) -> str:
+    return "127.0.0.1" if listen in ("0.0.0.0", "::", "") else listen
+
+
+def _print(url: str, interval: float, once: bool, as_json: bool, console: Console) -> None:
+    while True:
+        frame = _frame_or_exit(url)
+        if as_json:
+            click.echo(msgspec.json.encode(frame))
+        else:
+            console.print(drawn(frame))
+        if once:
+            return
+        time.sleep(interval)
+
+
+def _live(url: str, interval: float, console: Console) -> None:
+    frame = _frame_or_exit(url)  # what is wrong from the beginning ends it; later the last frame stays
+    with Live(drawn(frame), console=console, screen=True, auto_refresh=False) as live:
+        while True:
+            time.sleep(interval)
+            try:
+                live.update(drawn(asyncio.run(_frame(url))), refresh=True)
+            except (aiohttp.ClientError, OSError, ValueError) as error:
+                live.update(f"{url}: {error}; trying again", refresh=True)
+
+
+def _frame_or_exit(url: str) -> Frame:
+    try:
+        return asyncio.run(_frame(url))
+    except (aiohttp.ClientError, OSError) as error:
+        hint = "; set warmroute.adminPort, or use --metrics" if url.endswith("/state") else ""
+        click.echo(f"error: {url}: {error}{hint}", err=True)
+    except ValueError as error:
+        click.echo(f"error: {url}: {error}", err=True)
+    sys.exit(1)
+
+
+async def _frame(url: str) -> Frame:
+    """Raises aiohttp.ClientError, OSError, ValueError."""
+    async with (
+        aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=5)) as session,
+        session.get(url, raise_for_status=True) as answer,
+    ):
+        body = await answer.read()
+    if url.endswith("/metrics"):
+        return from_metrics(body.decode(), url)
+    try:
+        return from_state(msgspec.json.decode(body), url)
+    except (KeyError, TypeError) as error:
+        raise ValueError(f"this is not the admin port of a gateway of this release: {error!r}") from error
