@@ -20,7 +20,7 @@ from event_ingest.reblock import Reblocker
 from event_ingest.stream import END_MARKER, Apply, AskReplay, DropAll, Effect, Limits, Lost, SetTrust, Stream
 from event_ingest.verify import Verifier
 from event_ingest.vllm_wire import decode
-from indexer.hybrid import Group, Rule
+from indexer.hybrid import Group
 from indexer.index import Index
 from indexer.predicted import Predicted
 from indexer.trust import Reason, Trust
@@ -110,7 +110,7 @@ class EventPath:
     @property
     def is_hybrid(self) -> bool:
         """Whether a hit needs more than a prefix in the full-attention groups."""
-        return any(group.rule is not Rule.FULL for group in self.groups)
+        return self.ledger.hybrid
 
     # ------------------------------------------------------------------------------------------------------- in, out
 

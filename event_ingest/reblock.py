@@ -62,6 +62,8 @@ class Reblocker:
         self.counters = LedgerCounters()
         self.engine_block_tokens: int | None = None
         self.groups: dict[int, Group] = {}
+        self.hybrid = False
+        """Whether any group is not full attention; asked for every request, so it is kept."""
         self.skipped: list[Skipped] = []
         self._model = model
         self._configured = block_tokens
@@ -154,6 +156,7 @@ class Reblocker:
         self._holes = 0
         if forget_groups:
             self.groups.clear()
+            self.hybrid = False
             self._places.clear()
             self._place_rows.clear()
             self._full = 0
@@ -285,6 +288,7 @@ class Reblocker:
         group = self.groups.get(event.group)
         if group is None or group.rule is Rule.UNKNOWN:
             group = self.groups[event.group] = group_of(event.group, event.kind, event.window)
+            self.hybrid = any(known.rule is not Rule.FULL for known in self.groups.values())
             self._tails = tuple(known.number for known in self.groups.values() if known.rule in _TAIL_RULES)
             full = sum(known.rule is Rule.FULL for known in self.groups.values())
             if full != self._full:

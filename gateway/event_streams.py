@@ -197,9 +197,7 @@ class EventStreams:
     def layout(self, slot: int) -> Layout:
         """The cache groups of this slot's engine as far as announced; empty where full attention is all there is."""
         path = self._paths.get(slot)
-        if path is None or not path.is_hybrid:
-            return ()
-        return path.groups
+        return path.groups if path is not None and path.is_hybrid else ()
 
     def trust(self, slot: int) -> Trust:
         """What can be claimed about this slot's entries."""
@@ -231,6 +229,11 @@ class EventStreams:
         """One per endpoint and rank, also for those without a stream."""
         return [self._state(slot) for slot in map(int, self._fleet.slots())]
 
+    def dead_threads(self) -> list[str]:
+        """Listening threads that were started and have ended although nobody stopped them."""
+        listeners = (self._subscriber, self.dynamo)
+        return [it.thread_name for it in listeners if it is not None and it.died]
+
     def _state(self, slot: int) -> StreamState:
         endpoint, trust, path = self._fleet.endpoint(slot), self.trust(slot), self._paths.get(slot)
         if path is None:
@@ -254,4 +257,5 @@ class EventStreams:
             last_event_age_s=time.monotonic() - heard if heard is not None else -1.0,
             lag_s=path.lag_s,
             batches=counters.applied,
+            keys=path.ledger.held_keys,
         )

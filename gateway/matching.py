@@ -56,8 +56,13 @@ class Keys(msgspec.Struct, frozen=True):
     def for_slot(self, slot: int) -> Sequence[int]:
         return self.own[slot] if slot in self.own else self.by_block[self.block_of[slot]]
 
-    def chains(self) -> Iterator[tuple[Sequence[int], int, list[int]]]:
+    def chains(self) -> Iterator[tuple[Sequence[int], int, Collection[int]]]:
         """Every chain of keys that is in use, with its block size and the slots whose entries are under it."""
+        sizes = set(self.block_of.values())
+        if len(sizes) == 1 and not self.own:  # one kind of engine: almost always
+            (block,) = sizes
+            yield self.by_block[block], block, self.block_of.keys()
+            return
         ordinary: dict[int, list[int]] = {}
         other: dict[int, list[int]] = {}
         for slot, block in self.block_of.items():
@@ -101,7 +106,7 @@ class Matcher:
         weights: Sequence[float] = DEFAULT_WEIGHTS,
         chains: KeyChainCache | None = None,
         *,
-        layout_of: Callable[[int], Layout] = lambda slot: (),
+        layout_of: Callable[[int], Layout] | None = None,
         dynamo: Mapping[int, int] | None = None,
         predicted: Predicted | None = None,
     ) -> None:
@@ -123,7 +128,8 @@ class Matcher:
         root = root_key(served.base, lora=served.lora, salt=prompt.salt)
         own = self._dynamo_keys(prompt, served, block_of) if self._dynamo else {}
         by_block: dict[int, Sequence[int]] = {}
-        for block in {*(size for slot, size in block_of.items() if slot not in own), *also}:
+        sizes = {size for slot, size in block_of.items() if slot not in own} if own else set(block_of.values())
+        for block in {*sizes, *also}:
             if prompt.extras:
                 extras = media_extras(((item.identifier, item.offset) for item in prompt.extras), block)
                 by_block[block] = block_keys(root, prompt.token_ids, block, extras)
@@ -185,18 +191,24 @@ class Matcher:
             if not matched.runs:
                 continue
             here = np.zeros(capacity, np.bool_)
-            here[[slot for slot in slots if slot < capacity]] = True
+            numbers = np.fromiter(slots, np.intp, len(slots))
+            here[numbers[numbers < capacity]] = True
             np.copyto(raw, matched.tokens(capacity, block), where=here)
             np.copyto(weighted, matched.weighted_tokens(capacity, block, self._weights), where=here)
-        hybrids: dict[int, dict[int, Layout]] = {}
-        for slot in map(int, np.flatnonzero(raw)):
-            if layout := self._layout_of(slot):
-                hybrids.setdefault(keys.block_of[slot], {})[slot] = layout
-        for block, layouts in hybrids.items():
+        for block, layouts in self._hybrids(keys, raw).items():
             self._layouts.update(layouts.values())
             chain, prompt = keys.by_block[block], keys.prompt_tokens
             cut_to_usable(self._index, chain, block, prompt, layouts, self._weights, raw, weighted, predicted)
         return raw, weighted
+
+    def _hybrids(self, keys: Keys, raw: Vector) -> dict[int, dict[int, Layout]]:
+        """The slots with a match whose engines have more than full attention, by block size."""
+        found: dict[int, dict[int, Layout]] = {}
+        if (layout_of := self._layout_of) is not None:
+            for slot in np.flatnonzero(raw).tolist():
+                if layout := layout_of(slot):
+                    found.setdefault(keys.block_of[slot], {})[slot] = layout
+        return found
 
     def _dynamo_keys(self, prompt: Tokenized, served: Served, block_of: Mapping[int, int]) -> dict[int, Sequence[int]]:
         """The prompt's keys by Dynamo's hashes; none where these cannot say what the prompt is (a salt, media)."""
@@ -212,6 +224,6 @@ class Matcher:
 
     def _trust(self, raw: Vector) -> Vector:
         trust = np.ones(len(raw))
-        for slot in np.flatnonzero(raw):
-            trust[slot] = self._streams.trust(int(slot)).weight
+        for slot in np.flatnonzero(raw).tolist():
+            trust[slot] = self._streams.trust(slot).weight
         return trust
