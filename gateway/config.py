@@ -76,10 +76,10 @@ class LoadedConfig(msgspec.Struct, frozen=True, kw_only=True):
         local, name = self.token_producer.parameters.local, self.token_producer.parameters.model_name
         return Path(local.path) if local and name in (None, model) else None
 
-    def scheduler(self, fleet: Fleet) -> Scheduler:
+    def scheduler(self, fleet: Fleet, make: type[Scheduler] = Scheduler) -> Scheduler:
         """The cycle over these profiles."""
         fallbacks = self.settings.fallback_endpoints
-        return Scheduler(fleet, self.profiles, self.handler, self.plugins.values(), fallbacks, self.detector)
+        return make(fleet, self.profiles, self.handler, self.plugins.values(), fallbacks, self.detector)
 
     @property
     def pricing(self) -> ExpectedWorkScorer | None:

@@ -31,6 +31,7 @@ from gateway.extproc.headers import STRIPPED
 from gateway.logs import RateLimit
 from gateway.metrics import Metrics
 from gateway.prefill_leg import LegFailed, PrefillLegs
+from gateway.prefill_usage import reused_share
 from gateway.profile_handlers import PREFILLER
 
 log = logging.getLogger(__name__)
@@ -122,6 +123,8 @@ class Handoffs:
             leg = prefill_body(head.path, body)
             answer = await self._legs.send(self._url(slot, head), self._for(slot, headers), leg, self.settings.timeout)
             self._ended(slot, started, 200)
+            if (share := reused_share(answer)) is not None:
+                self._metrics.match_fraction.labels(self._fleet.endpoint(slot).address, "reused").observe(share)
             params = transfer_params(answer)
             if params is None:
                 return self._local(request, decision, decided, body, "no_transfer_params")

@@ -14,7 +14,7 @@ from prometheus_client.registry import Collector
 
 from gateway.request_events import Customer, DecidedRequest, EndedResponse
 
-disable_created_metrics()  # a gauge beside every counter and histogram, which nobody reads
+disable_created_metrics()  # type: ignore[no-untyped-call]  # a gauge beside every counter and histogram, which nobody reads
 
 MAX_MODELS = 100
 
@@ -95,9 +95,10 @@ class Metrics:
         )
         self.match_fraction = histogram(
             "match_fraction",
-            "Share of the prompt that is cached, by the endpoint that was chosen: best available in its role, predicted on "
-            "the chosen one, and actually reused as its engine reported. best above chosen: load overrules affinity. chosen "
-            "above reused: the picture is wrong, see cached_tokens_error.",
+            "Share of the prompt that is cached, by the endpoint that was chosen to compute it: best available in its role, "
+            "predicted on the chosen one, and actually reused as its engine reported (hand-offs: where the gateway sees the "
+            "prefill's answer). best above chosen: load overrules affinity. chosen above reused: the picture is wrong, see "
+            "cached_tokens_error.",
             FRACTION_BUCKETS,
             ("endpoint", "which"),
         )
@@ -175,6 +176,13 @@ class Metrics:
             "reply; 0 where it only appends. `warmroute template` shows where and why.",
             ("model",),
         )
+        self.alarm = gauge(
+            "alarm",
+            "1 while the gateway's own checks say that something is broken (0 when it is over): no_events, no_match, "
+            "cached_disagrees, role_keys_missing, thread_died. Look the alarm up in docs/troubleshooting.md; `warmroute doctor` "
+            "says what to write where.",
+            ("alarm", "where"),
+        )
         self.queue_waiting = gauge(
             "queue_waiting",
             "Requests that wait in the router queue now. Above zero for long means that the fleet is too small for its load.",
@@ -217,6 +225,10 @@ class StreamState(msgspec.Struct, frozen=True, kw_only=True):
     lag_s: float = 0.0
     """Engine time of the last batch to the moment it was applied."""
     batches: int = 0
+    keys: int = 0
+    """Block keys held for it."""
+    events_per_s: float = 0.0
+    """Over the self-watch's window; 0 where nobody watches."""
 
 
 class IndexState(msgspec.Struct, frozen=True, kw_only=True):

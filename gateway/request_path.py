@@ -38,7 +38,7 @@ from gateway.routing_record import RoutingRecord
 from gateway.sending import Sending
 from gateway.served_models import Served, ServedModels
 from gateway.tokenizers import Decode
-from gateway.tracing import Span, Tracing
+from gateway.tracing import NO_SPAN, Span, Tracing, describe_destination, describe_request
 from gateway.understanding import Ask, Understanding
 from gateway.waiting_room import Look, WaitingRoom
 from tokenization.tokenized import Tokenized
@@ -115,8 +115,7 @@ class RequestPath:
         """See `gateway.extproc.decision.Decider`."""
         started = self._clock()
         with self._tracing.request(head.headers) as span:
-            span.set("http.request.method", head.method)
-            span.set("url.path", head.path)
+            describe_request(span, head.method, head.path)
             renamed = control.with_model(body, model) if (model := control.rewritten_model(head.headers)) else None
             body = body if renamed is None else renamed
             ask = await self._understanding.understand(head, body)
@@ -124,7 +123,10 @@ class RequestPath:
             decided_at = self._clock()
             if isinstance(answer, Placed) and isinstance(ask, Ask):
                 answer = answer if renamed is None else msgspec.structs.replace(answer, body=renamed)
-                answer = await self._departures.leave(head, body, ask.parsed, ask.prompt, answer)
+                with self._tracing.step("handoff") if answer.decision.prefill is not None else NO_SPAN:
+                    answer = await self._departures.leave(head, body, ask.parsed, ask.prompt, answer)
+            if isinstance(answer, Rejected):
+                span.set("http.response.status_code", answer.status)
         model = ask.served.name if isinstance(ask, Ask) and ask.served else ""
         outcome = "routed" if isinstance(answer, Decided) else str(answer.status)
         self._metrics.requests.labels(self._metrics.model(model), outcome).inc()
@@ -150,6 +152,10 @@ class RequestPath:
     # Placing: match, schedule, reserve. Only computing the keys of a very long prompt waits, and it reads nothing shared.
 
     async def _place(self, head: Head, ask: Ask, span: Span) -> Decided | Rejected:
+        if ask.served is not None:
+            span.set("gen_ai.request.model", ask.served.name)
+        if ask.prompt is not None:
+            span.set("gen_ai.usage.input_tokens", ask.prompt.prompt_tokens)
         keys = None
         if ask.prompt is not None and ask.served is not None and len(ask.prompt.token_ids):
             keys = await self._keys(ask.prompt, ask.served)
@@ -194,7 +200,9 @@ class RequestPath:
         self.scheduler.tell(look.request, outcome)
         predicted = look.found.predicted(outcome.slots[0], keys) if look.found and keys else None
         self.record.add(look.request, outcome, look.found, keys)
-        span.set("server.address", outcome.destinations[0])
+        describe_destination(span, outcome.destinations[0])
+        if span.recording and predicted is not None:
+            span.set("warmroute.predicted_cached_tokens", predicted)
         try:
             return self._sending.send(
                 ask, look.request, outcome, keys, predicted, self.producers, self.settings.response_headers

@@ -44,6 +44,8 @@ class Sent(msgspec.Struct, frozen=True, kw_only=True):
     keys: Sequence[int] = ()
     """The prompt's block keys at the slot's block size."""
     customer: Customer = Customer()
+    handed_over: bool = False
+    """Another endpoint computes the prompt, so that all of it counts as cached here."""
 
 
 class RouteObserver:
@@ -151,10 +153,11 @@ class RouteObserver:
             return
         name, predicted, actual = self._name(), self._sent.predicted, usage.cached_tokens
         if actual is None:
-            self._metrics.cached_unknown.labels(name).inc()
+            if usage.prompt_tokens or usage.content_events:  # and not a list of models, an embedding, a health check
+                self._metrics.cached_unknown.labels(name).inc()
             return
         prompt = usage.prompt_tokens or self._sent.prompt_tokens
-        if prompt:
+        if prompt and not self._sent.handed_over:
             self._metrics.match_fraction.labels(name, "reused").observe(actual / prompt)
         if predicted is None or self._slot != self._sent.slot or not self._still_there():
             return

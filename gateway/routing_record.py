@@ -1,11 +1,13 @@
 """What is recorded of every routed request: how much was cached where, why it went there, and the last few of them.
 
 All numbers are undiscounted: what the index holds, whatever the streams' trust makes of it. `best` looks at the endpoints
-of the chosen one's role only, since a decode endpoint cannot use what a prefill endpoint holds.
+of the chosen one's role only, since a decode endpoint cannot use what a prefill endpoint holds. The match metrics are about
+the endpoint that computes the prompt (the prefill endpoint of a hand-off), decisions about the one that answers.
 """
 
 import collections
 import time
+from collections.abc import Callable
 
 import msgspec
 import numpy as np
@@ -45,6 +47,9 @@ class RoutingRecord:
     def __init__(self, fleet: Fleet, metrics: Metrics, kept: int = KEPT) -> None:
         self._fleet, self._metrics = fleet, metrics
         self._last: collections.deque[Routed] = collections.deque(maxlen=kept)
+        self.on_matched: Callable[[int, int, int, int], None] | None = None
+        """Also told of every matched request: slot, prompt tokens, best and chosen match in tokens. Twice where the prompt is
+        computed elsewhere: for the destination, and for the prefill endpoint."""
 
     def add(self, request: Request, decision: Decision, found: Found | None, keys: Keys | None) -> None:
         """A request goes where `decision` says; `found` and `keys` are what was matched, None where nothing was."""
@@ -53,14 +58,12 @@ class RoutingRecord:
         best: int | None = None
         chosen = 0
         if found is not None and keys is not None and request.prompt_tokens:
-            same = self._fleet.role_mask({endpoint.role})
-            chosen = found.predicted(slot, keys)
-            best = max(chosen, found.predicted(int(np.where(same, found.raw_tokens, 0.0).argmax()), keys))
-            fraction = self._metrics.match_fraction
-            self._metrics.match_tokens.labels("best").observe(best)
-            self._metrics.match_tokens.labels("chosen").observe(chosen)
-            fraction.labels(endpoint.address, "best").observe(best / request.prompt_tokens)
-            fraction.labels(endpoint.address, "chosen").observe(chosen / request.prompt_tokens)
+            best, chosen = self._matched(slot, found, keys, request)
+            if decision.prefill is None or decision.prefill == slot:
+                self._observe(endpoint.address, best, chosen, request.prompt_tokens)
+            else:  # what the prefill endpoint holds is what is not computed again
+                there = self._matched(decision.prefill, found, keys, request)
+                self._observe(self._fleet.endpoint(decision.prefill).address, *there, request.prompt_tokens)
         reason = reason_of(len(decision.runs[decision.primary].candidates), best, chosen)
         self._metrics.decisions.labels(endpoint.address, reason).inc()
         self._last.append(
@@ -78,6 +81,21 @@ class RoutingRecord:
                 verdicts={name: verdict.reason for name, (_, verdict) in decision.verdicts.items()},
             )
         )
+
+    def _matched(self, slot: int, found: Found, keys: Keys, request: Request) -> tuple[int, int]:
+        """Tokens of the best endpoint of this one's role, and its own."""
+        same = self._fleet.role_mask({self._fleet.endpoint(slot).role})
+        chosen = found.predicted(slot, keys)
+        holds_most = int(np.where(same, found.raw_tokens, -1.0).argmax())
+        best = max(chosen, found.predicted(holds_most, keys))
+        if self.on_matched is not None:
+            self.on_matched(slot, request.prompt_tokens, best, chosen)
+        return best, chosen
+
+    def _observe(self, address: str, best: int, chosen: int, prompt_tokens: int) -> None:
+        for which, tokens in (("best", best), ("chosen", chosen)):
+            self._metrics.match_tokens.labels(which).observe(tokens)
+            self._metrics.match_fraction.labels(address, which).observe(tokens / prompt_tokens)
 
     def last(self) -> list[Routed]:
         """The newest first."""

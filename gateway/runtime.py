@@ -25,9 +25,12 @@ from fleet.endpoint import Endpoint
 from fleet.fleet import Fleet
 from fleet.plugin import Found
 from fleet.scraper import Scraper
+from gateway.admin_access import token_required
 from gateway.compatibility_metrics import CompatibilityMetrics
 from gateway.config import LoadedConfig, load
+from gateway.config_page import config_page
 from gateway.config_source import ConfigError
+from gateway.cycle import Scheduler
 from gateway.data_sources import scrape_settings
 from gateway.decision_log import DecisionLog
 from gateway.departure import Departures
@@ -41,9 +44,9 @@ from gateway.http_server import BoundApp, admin_app, metrics_app
 from gateway.logs import RateLimit
 from gateway.matching import Matcher
 from gateway.metrics import Metrics, PictureCollector
+from gateway.parity_watch import ParityWatch
 from gateway.part_metrics import PartCollector
 from gateway.parts import GatewayParts
-from gateway.parity_watch import ParityWatch
 from gateway.picture import GatewayPicture
 from gateway.prefill_leg import PrefillLegs
 from gateway.prefill_progress import PrefillProgress
@@ -52,9 +55,11 @@ from gateway.request_path import RequestPath, Settings
 from gateway.served_models import ServedModels
 from gateway.template_knowledge import TemplateKnowledge
 from gateway.tokenizers import TokenizerError, Tokenizers
+from gateway.traced_cycle import TracedScheduler
 from gateway.tracing import NoTracing, OtlpTracing, Tracing
 from gateway.understanding import Understanding
 from gateway.waiting_room import WaitingRoom
+from gateway.watching import Watching
 
 log = logging.getLogger(__name__)
 
@@ -126,16 +131,20 @@ class Gateway:
         self._use_queue(config)
         self._parity = ParityWatch(self.index, self.metrics)
         self.streams.on_stored = self._parity.stored
+        self.watch = Watching(
+            self.fleet, self.streams, self.metrics.alarm, matcher.block_tokens, precise=config.precise is not None
+        )
+        self.picture.watch = self.watch
         self.path = RequestPath(
             fleet=self.fleet,
             books=self.books,
             breaker=self.breaker,
             models=self.models,
             matcher=matcher,
-            scheduler=config.scheduler(self.fleet),
+            scheduler=self._scheduler(config),
             producers=producers_of(config, self.fleet),
             understanding=self._understanding,
-            accuracy=self.streams,
+            accuracy=self.watch,
             trust=self.streams.trust,
             metrics=self.metrics,
             tracing=self._tracing,
@@ -148,6 +157,7 @@ class Gateway:
         )
         self._use_decisions(config)
         self.picture.routed = self.path.record.last
+        self.path.record.on_matched = self.watch.routed
         self._scraper: Scraper | None = None
         parts = GatewayParts(
             books=self.books,
@@ -240,7 +250,7 @@ class Gateway:
         before = self._tokenizers
         self._use_tokenizers(tokenizers, config)
         self.models.configure(config.settings.models)
-        self.path.scheduler = config.scheduler(self.fleet)
+        self.path.scheduler = self._scheduler(config)
         self.path.scheduler.on_failure = self._plugin_failed
         self.path.producers = producers_of(config, self.fleet)
         self.path.settings = _path_settings(config)
@@ -287,6 +297,14 @@ class Gateway:
                 time.monotonic,
                 tell_clients=settings.response_headers,
             )
+
+    def _scheduler(self, config: LoadedConfig) -> Scheduler:
+        if isinstance(self._tracing, NoTracing):
+            return config.scheduler(self.fleet)
+        scheduler = config.scheduler(self.fleet, TracedScheduler)
+        assert isinstance(scheduler, TracedScheduler)
+        scheduler.tracing = self._tracing
+        return scheduler
 
     def _plugin_failed(self, plugin: str, doing: str) -> None:
         self.metrics.plugin_errors.labels(plugin).inc()
@@ -369,6 +387,7 @@ class Gateway:
             for request_id in self.books.expire(now):
                 log.warning("request_expired request_id=%s", request_id)
             self.streams.follow_models()
+            self.watch.tick()
             if (seen := self._modified()) != watched:
                 watched = seen
                 self.reload()
@@ -386,8 +405,10 @@ class Gateway:
             pages = [
                 decisions_page(lambda: self.path.decisions),
                 dump_page(self.fleet, self.index, self.streams, self.streams.layout),
+                config_page(lambda: self._config),
             ]
-            wanted.append((admin_app(self.picture.sections(), pages), settings.admin_listen, settings.admin_port))
+            admin = admin_app(self.picture.sections(), pages, [token_required(lambda: self._config.settings)])
+            wanted.append((admin, settings.admin_listen, settings.admin_port))
         for app, host, port in wanted:
             page = BoundApp(app, host, port)
             try:
@@ -399,6 +420,7 @@ class Gateway:
     def _task(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
         task = asyncio.create_task(work, name=name)
         task.add_done_callback(_report)
+        task.add_done_callback(self.watch.ended)
         return task
 
 

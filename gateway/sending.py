@@ -104,6 +104,7 @@ class Sending:
             predicted=None if elsewhere else predicted,
             keys=chain,
             customer=Customer(model=request.model, fairness_id=request.fairness_id, priority=request.priority),
+            handed_over=bool(elsewhere),
         )
         return Placed(
             request=request,

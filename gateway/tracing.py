@@ -1,4 +1,14 @@
-"""OpenTelemetry spans, off unless asked for. Off costs one attribute lookup and an empty context manager per span."""
+"""OpenTelemetry spans, off unless asked for. Off costs an empty context manager per span (bench/bench_tracing.py).
+
+    gateway.request                 http.request.method, url.path, gen_ai.operation.name, gen_ai.request.model,
+      |                             gen_ai.usage.input_tokens, server.address, server.port, http.response.status_code
+      |-- parse, tokenize, keys, match
+      |-- schedule                  filter, score, pick, decide: one per plugin (gateway.traced_cycle)
+      `-- handoff                   the prefill leg, where the gateway sends it
+
+Attribute names are those of OpenTelemetry's GenAI and HTTP conventions; what they have no name for begins with `warmroute.`.
+The engine gets the `traceparent` of `gateway.request`, so that its own spans (vLLM's --otlp-traces-endpoint) hang below it.
+"""
 
 import contextlib
 from collections.abc import Iterator, Mapping
@@ -17,7 +27,20 @@ from gateway.otlp_json import OtlpJsonExporter
 AttributeValue = str | int | float | bool
 
 
+OPERATIONS = {
+    "/v1/chat/completions": "chat",
+    "/v1/responses": "chat",
+    "/v1/messages": "chat",
+    "/v1/completions": "text_completion",
+    "/v1/embeddings": "embeddings",
+}
+"""Path -> gen_ai.operation.name."""
+
+
 class Span(Protocol):
+    recording: bool
+    """Whether it is worth working out an attribute."""
+
     def set(self, name: str, value: AttributeValue) -> None: ...
 
 
@@ -39,21 +62,40 @@ class Tracing(Protocol):
     def close(self) -> None: ...
 
 
+def describe_destination(span: Span, address: str) -> None:
+    """Where a request goes: `ip:port`."""
+    if span.recording:
+        host, _, port = address.rpartition(":")
+        span.set("server.address", host)
+        span.set("server.port", int(port))
+
+
+def describe_request(span: Span, method: str, path: str) -> None:
+    """What a request is, as far as its head says."""
+    if span.recording:
+        route = path.partition("?")[0]
+        span.set("http.request.method", method)
+        span.set("url.path", route)
+        if (operation := OPERATIONS.get(route)) is not None:
+            span.set("gen_ai.operation.name", operation)
+
+
 class _NoSpan:
+    recording = False
+
     def set(self, name: str, value: AttributeValue) -> None:
         """Attributes of a span that nobody records."""
 
 
-_NO_SPAN = _NoSpan()
-_NOTHING: AbstractContextManager[Span] = contextlib.nullcontext(_NO_SPAN)
+NO_SPAN: AbstractContextManager[Span] = contextlib.nullcontext(_NoSpan())
 
 
 class NoTracing:
     def request(self, headers: Mapping[str, str]) -> AbstractContextManager[Span]:
-        return _NOTHING
+        return NO_SPAN
 
     def step(self, name: str) -> AbstractContextManager[Span]:
-        return _NOTHING
+        return NO_SPAN
 
     def outgoing(self) -> dict[str, str]:
         return {}
@@ -63,6 +105,8 @@ class NoTracing:
 
 
 class _OtelSpan:
+    recording = True
+
     def __init__(self, span: trace.Span) -> None:
         self._span = span
 
