@@ -89,17 +89,29 @@ class DynamoListener:
         self._heard = 0
         self._elsewhere = 0
         self._since: float | None = None  # when the connection came up, or was started, without a message since
+        self._wanted = False
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._run, name="dynamo-events", daemon=True)
 
     # ------------------------------------------------------------------------------------------ from any other thread
 
+    @property
+    def thread_name(self) -> str:
+        return self._thread.name
+
+    @property
+    def died(self) -> bool:
+        """Whether the thread has ended although nobody stopped it."""
+        return self._wanted and not self._thread.is_alive()
+
     def start(self) -> None:
+        self._wanted = True
         self._since = time.monotonic()
         self._thread.start()
 
     def stop(self, timeout_s: float = 5.0) -> None:
         """Close the connection and end the thread. Index entries stay as they are."""
+        self._wanted = False
         if self._thread.is_alive():
             self._loop.call_soon_threadsafe(self._cancel)
             self._thread.join(timeout_s)

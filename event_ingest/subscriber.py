@@ -100,6 +100,15 @@ class Subscriber:
 
         self._call(pass_on)
 
+    @property
+    def thread_name(self) -> str:
+        return self._thread.name
+
+    @property
+    def died(self) -> bool:
+        """Whether the thread has ended although nobody stopped it."""
+        return self._running and not self._thread.is_alive()
+
     def paths(self) -> list[EventPath]:
         """The paths being fed: their counters and trust may be read from any thread."""
         return [stream.path for stream in list(self._streams.values())]

@@ -4,6 +4,7 @@ Only shapes and defaults live here. What the parts mean together (references, in
 Source: llm-d-router `apix/config/v1alpha1`, snapshot ebab68792.
 """
 
+import ipaddress
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -204,6 +205,10 @@ class Settings(Section, frozen=True, kw_only=True):
     admin_port: Port | None = None
     """Admin endpoints; off where it is not given."""
     admin_listen: str = "127.0.0.1"
+    admin_token: str | None = None
+    """What clients of the admin port must send as `Authorization: Bearer TOKEN`; needed where it is not on loopback."""
+    admin_token_file: FilePath | None = None
+    """The same, read from a file, again for every request."""
     tls: Tls | None = None
     models: dict[str, Model] = {}
     max_body_bytes: Quantity = 32 * 2**20
@@ -228,6 +233,26 @@ class Settings(Section, frozen=True, kw_only=True):
     index: IndexSettings = IndexSettings()
     events: EventSettings = EventSettings()
     dynamo: Dynamo | None = None
+
+    def __post_init__(self) -> None:
+        if self.admin_token is not None and self.admin_token_file is not None:
+            raise ValueError("adminToken and adminTokenFile exclude each other")
+        if self.admin_token == "":
+            raise ValueError("adminToken: empty; expected a secret")
+        open_to_all = self.admin_port is not None and not _is_loopback(self.admin_listen)
+        if open_to_all and self.admin_token is None and self.admin_token_file is None:
+            raise ValueError(
+                f"adminListen: {self.admin_listen!r} can be reached from elsewhere: give adminToken or adminTokenFile, or "
+                "leave it at 127.0.0.1"
+            )
+
+
+def _is_loopback(host: str) -> bool:
+    """Whether an address to listen on can only be reached from this machine."""
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 class Document(Section, frozen=True, kw_only=True):

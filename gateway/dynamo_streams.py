@@ -128,6 +128,15 @@ class DynamoStreams:
         return self._alarm
 
     @property
+    def thread_name(self) -> str:
+        return self._listener.thread_name
+
+    @property
+    def died(self) -> bool:
+        """Whether the listening thread has ended although nobody stopped it."""
+        return self._listener.died
+
+    @property
     def errors(self) -> int:
         """Messages that our own code failed on."""
         return self._listener.errors

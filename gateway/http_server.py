@@ -1,6 +1,7 @@
 """The metrics port: /metrics for Prometheus, /healthz for people and probes. The admin port: what the gateway knows, as JSON.
 
-Admin endpoints read; only the log level can be changed. They listen on loopback unless configured otherwise.
+Admin endpoints read; only the log level can be changed. They listen on loopback unless configured otherwise, and then a token
+is needed (`admin_access`).
 """
 
 import logging
@@ -35,10 +36,12 @@ def metrics_app(registry: CollectorRegistry, ready: Callable[[], bool]) -> web.A
     return app
 
 
-def admin_app(sections: dict[str, State], pages: Iterable[web.RouteDef] = ()) -> web.Application:
+def admin_app(
+    sections: dict[str, State], pages: Iterable[web.RouteDef] = (), access: Iterable[Any] = ()
+) -> web.Application:
     """GET /state has every section, GET /state/NAME one of them; PUT /log-level sets the level in its body.
 
-    `pages` are further routes; what is too large for /state is one of them.
+    `pages` are further routes; what is too large for /state is one of them. `access` are middlewares that let requests in.
     """
 
     def answer(value: object) -> web.Response:
@@ -61,10 +64,14 @@ def admin_app(sections: dict[str, State], pages: Iterable[web.RouteDef] = ()) ->
         log.info("log_level_changed level=%s", level)
         return web.json_response({"level": level})
 
-    app = web.Application()
+    async def current_level(_: web.Request) -> web.Response:
+        return web.json_response({"level": logging.getLevelName(logging.getLogger().level).lower()})
+
+    app = web.Application(middlewares=tuple(access))
     app.add_routes(pages)
     app.router.add_get("/state", everything)
     app.router.add_get("/state/{name}", one)
+    app.router.add_get("/log-level", current_level)
     app.router.add_put("/log-level", log_level)
     return app
 

@@ -9,6 +9,7 @@ from fleet.fleet import Fleet
 from gateway.event_streams import EventStreams
 from gateway.metrics import EndpointState, IndexState, StreamState
 from gateway.routing_record import Routed
+from gateway.watching import Watching
 from indexer.index import Index
 
 
@@ -19,9 +20,17 @@ class GatewayPicture:
         self._fleet, self._index, self._streams = fleet, index, streams
         self.routed: Callable[[], list[Routed]] = list
         """The last decisions."""
+        self.watch: Watching | None = None
 
     def streams(self) -> list[StreamState]:
-        return self._streams.states()
+        """With the rates that the self-watch knows."""
+        watch, states = self.watch, self._streams.states()
+        if watch is None:
+            return states
+        return [
+            msgspec.structs.replace(it, events_per_s=watch.rules.events_per_s(f"{it.endpoint}/{it.rank}"))
+            for it in states
+        ]
 
     def index(self) -> IndexState:
         stats = self._index.stats()
@@ -63,5 +72,6 @@ class GatewayPicture:
             "streams": lambda: msgspec.to_builtins(self.streams()),
             "index": lambda: msgspec.to_builtins(self.index()),
             "routed": lambda: msgspec.to_builtins(self.routed()),
+            "alarms": lambda: self.watch.alarms() if self.watch else [],
             **({"dynamo": lambda: msgspec.to_builtins(dynamo.state())} if (dynamo := self._streams.dynamo) else {}),
         }

@@ -50,6 +50,8 @@ class Listener:
                 continue
             bound.add(address)
             self._open(at, address)
+        if any(address.startswith(BIND) for address in bound):
+            await asyncio.sleep(2 * settle_s)  # engines try again every 0.1 s or so, and who knows how many there are
         await self.until(lambda: all(link[0] in ("up", "bind_failed") for link in self._links.values()), settle_s)
         await asyncio.sleep(0.1)  # the publishers must have our subscriptions before anything is provoked
 
