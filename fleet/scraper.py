@@ -225,4 +225,4 @@ class Scraper:
             fleet.attribute(key)[slot] = value
         if self._books is not None and metrics.waiting is not None and metrics.running is not None:
             for request_id in self._books.reconcile(slot, metrics.waiting + metrics.running, now):
-                log.warning("request_lost request=%s slot=%d reason=engine-idle", request_id, slot)
+                log.warning("request_lost request_id=%s slot=%d reason=engine-idle", request_id, slot)

@@ -1,10 +1,18 @@
-"""Logs: one line per event of note, `time level logger event key=value ...`, or the same as JSON."""
+"""Logs: one line per event of note, `time level logger event key=value ...`, or the same as JSON.
+
+Whatever is logged on behalf of a request has its id, also from code that knows nothing of requests: the ext-proc transport
+sets `REQUEST_ID` in the context of the request's tasks, and the formatters add it where a line does not name it itself.
+"""
 
 import json
 import logging
 import sys
 import time
+from contextvars import ContextVar
 from typing import Any
+
+REQUEST_ID: ContextVar[str] = ContextVar("request_id", default="")
+_NAMED = "request_id="
 
 LEVELS = ("debug", "info", "warning", "error")
 
@@ -17,9 +25,18 @@ class _Json(logging.Formatter):
             "logger": record.name,
             "message": record.getMessage(),
         }
+        if (request_id := REQUEST_ID.get()) and _NAMED not in line["message"]:
+            line["request_id"] = request_id
         if record.exc_info:
             line["exception"] = self.formatException(record.exc_info)
         return json.dumps(line, ensure_ascii=False)
+
+
+class _Text(logging.Formatter):
+    def formatMessage(self, record: logging.LogRecord) -> str:
+        line = super().formatMessage(record)
+        request_id = REQUEST_ID.get()
+        return f"{line} {_NAMED}{request_id}" if request_id and _NAMED not in line else line
 
 
 def configure(level: str, *, as_json: bool) -> None:
@@ -28,7 +45,7 @@ def configure(level: str, *, as_json: bool) -> None:
     if as_json:
         handler.setFormatter(_Json())
     else:
-        text = logging.Formatter("%(asctime)s.%(msecs)03dZ %(levelname)-7s %(name)s %(message)s", "%Y-%m-%dT%H:%M:%S")
+        text = _Text("%(asctime)s.%(msecs)03dZ %(levelname)-7s %(name)s %(message)s", "%Y-%m-%dT%H:%M:%S")
         text.converter = time.gmtime
         handler.setFormatter(text)
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)

@@ -166,7 +166,8 @@ class WaitingRoom:
             reason = SATURATED if worst is guest.waiting else EVICTED
             self._turn_away(worst, self._rejected("the router queue is full", reason))
         if self._pulse is None or self._pulse.done():
-            self._pulse = asyncio.create_task(self._beat(), name="queue-pulse")
+            nobodys = contextvars.Context()  # the pulse outlives the request that started it
+            self._pulse = asyncio.create_task(self._beat(), name="queue-pulse", context=nobodys)
 
     def _leave(self, guest: _Guest) -> None:
         if guest.waiting is not None:
@@ -233,7 +234,8 @@ class WaitingRoom:
         if not guest.done.done():
             guest.done.set_result(answer)
         if self._quiet.allows(str(answer.reason), self._clock()):
-            log.warning("queue_rejected reason=%s waiting=%d", answer.reason, len(self._guests))
+            fields = (waiting.place.request.id, answer.reason, len(self._guests))
+            log.warning("queue_rejected request_id=%s reason=%s waiting=%d", *fields)
 
     def _rejected(self, message: str, reason: str) -> Rejected:
         after = self._queue.retry_after_s(self._clock()) if self._queue else 1.0

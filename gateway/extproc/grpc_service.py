@@ -27,6 +27,7 @@ from gateway.extproc.effects import (
     Send,
 )
 from gateway.extproc.messages import immediate
+from gateway.logs import REQUEST_ID
 
 logger = logging.getLogger("gateway.extproc")
 
@@ -215,6 +216,7 @@ class _Stream:
                 case Send():
                     await self._write(effect.message)
                 case Decide():
+                    REQUEST_ID.set(effect.head.request_id)  # of this stream's task, and of those that it starts
                     self._deadline = time.monotonic() + self._service.decide_timeout_s
                     coroutine: Coroutine[Any, Any, Decided | Rejected] = self._service.decide(effect)
                     self._deciding = asyncio.create_task(coroutine)

@@ -5,8 +5,15 @@ import json
 from typing import Any
 
 from aiohttp import web
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-from gateway.tracing import NoTracing, OtlpTracing
+from fleet.endpoint import Endpoint
+from fleet.fleet import Fleet
+from fleet.request import Request
+from gateway.config import load_text
+from gateway.cycle import Decision
+from gateway.traced_cycle import TracedScheduler
+from gateway.tracing import NoTracing, OtlpTracing, describe_destination, describe_request
 
 PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 
@@ -56,3 +63,73 @@ async def test_a_collector_that_is_down_costs_the_spans_and_nothing_else() -> No
         pass
     await asyncio.to_thread(tracing.close)
     assert tracing.outgoing() == {}
+
+
+CONFIG = """
+apiVersion: llm-d.ai/v1alpha1
+kind: EndpointPickerConfig
+plugins:
+- {type: decode-filter}
+- {type: queue-scorer}
+- {type: active-request-scorer}
+- {type: max-score-picker}
+schedulingProfiles:
+- name: default
+  plugins:
+  - {pluginRef: decode-filter}
+  - {pluginRef: queue-scorer}
+  - {pluginRef: active-request-scorer}
+  - {pluginRef: max-score-picker}
+"""
+
+
+def traced_cycle(fleet: Fleet, exporter: InMemorySpanExporter) -> tuple[TracedScheduler, OtlpTracing]:
+    tracing = OtlpTracing("", exporter)
+    scheduler = load_text(CONFIG).scheduler(fleet, TracedScheduler)
+    assert isinstance(scheduler, TracedScheduler)
+    scheduler.tracing = tracing
+    return scheduler, tracing
+
+
+def test_a_traced_cycle_decides_the_same_and_has_a_span_per_plugin() -> None:
+    fleet, exporter = Fleet(), InMemorySpanExporter()
+    for number in range(3):
+        fleet.add(Endpoint(name=str(number), address=f"10.0.0.{number}:8000"))
+    fleet.waiting[:3] = (4, 0, 2)
+    scheduler, tracing = traced_cycle(fleet, exporter)
+    request = Request(id="r", model="m", target_model="m", path="/v1/completions", headers={})
+    with tracing.request({}) as span:
+        describe_request(span, "POST", "/v1/chat/completions?x=1")
+        decision = scheduler.schedule(request, fleet.slots())
+        assert isinstance(decision, Decision)
+        describe_destination(span, decision.destinations[0])
+    plain = load_text(CONFIG).scheduler(fleet).schedule(request, fleet.slots())
+    assert isinstance(plain, Decision)
+    assert decision.slots == plain.slots
+    tracing.close()
+
+    spans = {
+        (span.name, (span.attributes or {}).get("warmroute.plugin.name")): span
+        for span in exporter.get_finished_spans()
+    }
+    assert set(spans) == {
+        ("filter", "decode-filter"),
+        ("score", "queue-scorer"),
+        ("score", "active-request-scorer"),
+        ("pick", "max-score-picker"),
+        ("gateway.request", None),
+    }
+    assert spans["score", "queue-scorer"].attributes["warmroute.score.max"] == 1.0  # type: ignore[index]
+    assert dict(spans["gateway.request", None].attributes or {}) == {
+        "http.request.method": "POST",
+        "url.path": "/v1/chat/completions",
+        "gen_ai.operation.name": "chat",
+        "server.address": "10.0.0.1",
+        "server.port": 8000,
+    }
+
+
+def test_off_no_attribute_is_worked_out() -> None:
+    with NoTracing().request({}) as span:
+        assert not span.recording
+        describe_destination(span, "not an address")  # would raise ValueError
