@@ -23,6 +23,7 @@ from nats.aio.client import Client
 from nats.aio.msg import Msg
 from nats.errors import Error as NatsError
 from nats.js.errors import Error as JetStreamError
+from nats.js.errors import ServiceUnavailableError
 
 log = logging.getLogger(__name__)
 
@@ -58,6 +59,7 @@ class NatsTransport:
         self._jetstream = jetstream
         self._subscriptions: dict[str, Any] = {}
         self._complained = ""
+        self._plain = False  # the server was seen to have no JetStream
 
     async def run(self) -> None:
         client = await self._connect()
@@ -138,8 +140,11 @@ class NatsTransport:
                 with contextlib.suppress(NatsError):
                     await self._subscriptions.pop(gone).unsubscribe()
                 log.info("nats_stream_gone stream=%s", gone)
+        except ServiceUnavailableError:
+            if not self._plain:  # nothing unusual: newer releases of Dynamo do not use it
+                self._plain = True
+                log.info("nats_without_jetstream servers=%s", ",".join(self._servers))
         except (NatsError, JetStreamError, TimeoutError) as error:
-            # A server without JetStream is nothing unusual: newer releases of Dynamo do not use it.
             self._complain(f"JetStream: {error or type(error).__name__}")
         self.streams = tuple(sorted(self._subscriptions))
 
