@@ -171,8 +171,8 @@ class CompatibilityMetrics(Collector):
         stored = removed = listening = 0
         for stream in self._picture.streams():
             listening += stream.reason != "no_events"
-            stored += stream.events.get("stored", 0)
-            removed += stream.events.get("removed", 0)
+            stored += stream.events.get("BlockStored", 0)
+            removed += stream.events.get("BlockRemoved", 0)
             found["kv_cache_events_subscriber_messages_received_total"].append(((stream.endpoint,), stream.batches))
             for reason, count in stream.skipped.items():
                 skipped[STORE_SKIPS.get(reason, reason)] += count

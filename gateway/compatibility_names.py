@@ -120,8 +120,8 @@ ROWS: tuple[Row, ...] = (
     ),
     Row("prefix_indexer_size", "gauge", _PLUGIN, "warmroute_index_entries"),
     Row("prefix_indexer_hit_ratio", "histogram", _PLUGIN, 'warmroute_match_fraction{which="chosen"}'),
-    Row("kv_cache_index_admissions_total", "counter", (), "stored events applied (llm-d counts keys)"),
-    Row("kv_cache_index_evictions_total", "counter", (), "removed events applied (llm-d counts keys)"),
+    Row("kv_cache_index_admissions_total", "counter", (), "BlockStored events applied (llm-d counts keys)"),
+    Row("kv_cache_index_evictions_total", "counter", (), "BlockRemoved events applied (llm-d counts keys)"),
     Row("kv_cache_index_lookup_requests_total", "counter", (), "requests that were matched"),
     Row("kv_cache_index_lookup_hits_total", "counter", (), "of these, where some endpoint held a block"),
     Row(

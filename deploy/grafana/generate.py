@@ -101,7 +101,8 @@ def _panel(number: int, panel: Panel, x: int, y: int) -> dict[str, Any]:
 def _options(panel: Panel) -> dict[str, Any]:
     match panel.kind:
         case "stat":
-            return {"reduceOptions": {"calcs": ["lastNotNull"]}, "graphMode": "area", "colorMode": "value"}
+            calculated = "mean" if panel.unit == "percentunit" else "lastNotNull"
+            return {"reduceOptions": {"calcs": [calculated]}, "graphMode": "area", "colorMode": "value"}
         case "table":
             return {"showHeader": True}
         case _:

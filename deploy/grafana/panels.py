@@ -278,7 +278,7 @@ EVENTS = Dashboard(
             title="Events by kind",
             queries=((by("kind", rate("events_total")), "{{kind}}"),),
             unit="ops",
-            text="stored and removed, applied to the index.",
+            text="BlockStored and BlockRemoved, applied to the index.",
         ),
         Panel(
             title="Events by endpoint",
@@ -453,7 +453,7 @@ STAGES = Dashboard(
         ),
         Panel(
             title="Decisions by reason",
-            queries=((by("decider, reason", rate("decider_decisions_total")), "{{decider}}: {{reason}}"),),
+            queries=((by("reason", rate("decider_decisions_total")), "{{reason}}"),),
             unit="reqps",
             text="The deciders' reasons are in docs/plugins.md.",
         ),

@@ -178,6 +178,8 @@ async def test_llmds_names_have_data_and_promtool_finds_nothing_to_say(watched: 
         assert await watched.ask(name), name
     decided = await watched.ask("sum by (decision_type) (llm_d_epp_pd_decision_total)")
     assert {sample["metric"]["decision_type"] for sample in decided} == {"prefill-decode", "decode-only"}
+    assert await watched.ask("llm_d_epp_kv_cache_index_admissions_total > 0")
+    assert await watched.ask("llm_d_epp_kv_cache_index_lookup_hits_total > 0")
     running = await watched.ask("sum(llm_d_epp_request_running)")
     assert running[0]["value"][1] == "0"
 

@@ -20,7 +20,7 @@ class Picture:
         skipped = {"tokens_do_not_fit": 3, "unsupported_cache_kind": 2, "bad_event": 1}
         return [
             StreamState(
-                endpoint=f"10.0.0.{n}:8000", rank=0, state="exact", reason="none", detail="", events={"stored": 5},
+                endpoint=f"10.0.0.{n}:8000", rank=0, state="exact", reason="none", detail="", events={"BlockStored": 5},
                 skipped=skipped if n == 1 else {}, gaps=0, replays=0, sequence=7, last_event_age_s=0.1, batches=8,
             )
             for n in (1, 2)
