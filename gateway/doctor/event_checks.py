@@ -86,7 +86,7 @@ def events_enabled(facts: Facts) -> Iterator[Finding]:
     for endpoint in facts.endpoints:
         source, engine = facts.source_of(endpoint), facts.engine_of(endpoint)
         stream = facts.stream_of(endpoint)
-        if stream is not None and stream.heard:
+        if (stream is not None and stream.heard) or facts.by_dynamo(endpoint):
             continue
         silent = engine is not None and engine.sources is not None and not engine.sources
         if silent or (source is not None and not source.enabled):
@@ -108,7 +108,7 @@ def events_enabled(facts: Facts) -> Iterator[Finding]:
 def event_addresses(facts: Facts) -> Iterator[Finding]:
     for endpoint in facts.endpoints:
         source = facts.source_of(endpoint)
-        if endpoint.events is None and source is not None and source.enabled:
+        if endpoint.events is None and source is not None and source.enabled and not facts.by_dynamo(endpoint):
             yield found(
                 "event-address-missing",
                 endpoint.name,

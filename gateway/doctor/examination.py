@@ -17,12 +17,14 @@ import msgspec
 from fleet.endpoint import Endpoint
 from gateway.config import LoadedConfig
 from gateway.doctor import (  # noqa: F401 - importing a module registers its checks, in this order
+    dynamo_checks,
     engine_checks,
     envoy_checks,
     event_checks,
     gateway_checks,
     prompt_checks,
 )
+from gateway.doctor.dynamo_probe import DynamoProbe
 from gateway.doctor.engine_probe import ask_engines
 from gateway.doctor.envoy_probe import from_admin, from_file, front, send
 from gateway.doctor.event_checks import own_events
@@ -36,6 +38,8 @@ EVENTS_S = 1.5
 """From an engine's answer to its events having arrived."""
 GATEWAY_S = 0.5
 """Until the gateway has applied what was provoked."""
+DYNAMO_S = 1.0
+"""From an engine's answer to its events on NATS, which nobody can tell from others' by their tokens."""
 DISCOVERY_S = 3.0
 
 
@@ -50,15 +54,21 @@ async def gather(config: LoadedConfig, envoy_file: Path | None = None, *, reques
     async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=256)) as session:
         prober = Prober(config, session, send=requests)
         listener = Listener(endpoints if config.precise else ())
+        dynamo = DynamoProbe(config.settings.dynamo) if config.settings.dynamo else None
         try:
             url = metrics_url(config.settings)
             engines, _, (before, absent), _ = await asyncio.gather(
-                ask_engines(session, endpoints), prober.load(), read_metrics(session, url), listener.start()
+                ask_engines(session, endpoints),
+                prober.load(),
+                read_metrics(session, url),
+                asyncio.gather(listener.start(), *([dynamo.start()] if dynamo else [])),
             )
             models = dict.fromkeys(endpoint.model for endpoint in endpoints if endpoint.model)
             models |= dict.fromkeys(name for it in engines.values() if it.models for name in it.models.base)
             probes, templates = await asyncio.gather(prober.probes(endpoints, engines), prober.templates(list(models)))
             if requests:
+                if dynamo:
+                    await asyncio.sleep(DYNAMO_S)
                 await listener.until(lambda: _all_heard(listener, probes), EVENTS_S)
             await listener.ask_replays(everything=not before)
             envoy = await _through_envoy(config, session, envoy, probes if requests else (), url)
@@ -68,6 +78,8 @@ async def gather(config: LoadedConfig, envoy_file: Path | None = None, *, reques
             streams = listener.streams()
         finally:
             await listener.close()
+            if dynamo:
+                await dynamo.close()
             await prober.close()
     gateway = Gateway(where=url, running=bool(before and after), error=absent or gone, before=before, after=after)
     return Facts(
@@ -79,6 +91,7 @@ async def gather(config: LoadedConfig, envoy_file: Path | None = None, *, reques
         templates=templates,
         gateway=gateway,
         envoy=envoy,
+        dynamo=dynamo.facts() if dynamo else None,
     )
 
 
@@ -88,7 +101,8 @@ async def known(config: LoadedConfig) -> list[Endpoint]:
         return []
     async with asyncio.timeout(DISCOVERY_S):
         found = await anext(aiter(config.discovery.changes()))
-    return [_with_addresses(config, endpoint) for endpoint in found.endpoints]
+    workers = set(config.settings.dynamo.endpoints.values()) if config.settings.dynamo else set()
+    return [it if it.address in workers else _with_addresses(config, it) for it in found.endpoints]
 
 
 def _with_addresses(config: LoadedConfig, endpoint: Endpoint) -> Endpoint:

@@ -200,13 +200,13 @@ class Dynamo(msgspec.Struct, frozen=True, kw_only=True):
     error: str = ""
     subjects: Mapping[str, int] = {}
     """Subject -> messages."""
-    workers: Mapping[str, str] = {}
-    """`worker id` -> subject, of those heard."""
+    workers: Mapping[int, str] = {}
+    """Worker id -> subject, of those heard."""
     namespace: str = ""
     """As configured; empty takes all."""
     components: Sequence[str] = ()
-    known: Sequence[int] = ()
-    """Worker ids that the configuration knows."""
+    known: Mapping[int, str] = {}
+    """Worker id -> `ip:port` (or the IP alone), as configured or discovered."""
     block_tokens: int = 0
     seconds: float = 0.0
 
@@ -227,6 +227,11 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
 
     def engine_of(self, endpoint: Endpoint) -> Engine | None:
         return self.engines.get(endpoint.address)
+
+    def by_dynamo(self, endpoint: Endpoint) -> bool:
+        """Whether this endpoint's events come over NATS: it has no address of its own, and is a known worker."""
+        known = set(self.dynamo.known.values()) if self.dynamo else set()
+        return endpoint.events is None and bool({endpoint.address, endpoint.address.rpartition(":")[0]} & known)
 
     def source_of(self, endpoint: Endpoint) -> Source | None:
         """What the engine says about this endpoint's rank; a single rank answers for whatever number it was given."""
