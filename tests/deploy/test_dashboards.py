@@ -16,6 +16,7 @@ import yaml
 from deploy.grafana import generate
 from deploy.grafana.panels import DASHBOARDS
 from deploy.grafana.trial import RULES, Trial, find_prometheus, trial
+from deploy.prometheus import alert_page
 from gateway.compatibility_names import ROWS
 from gateway.demo_traffic import Shape
 from gateway.envoy_binary import EnvoyNotFoundError
@@ -111,6 +112,10 @@ def test_every_alert_is_unit_tested_and_has_a_runbook_that_exists() -> None:
                 assert anchor in anchors((docs / file).read_text()), f"{rule['alert']}: {file}#{anchor}"
 
 
+def test_the_page_of_alerts_is_current() -> None:
+    assert alert_page.PAGE.read_text() == alert_page.page()
+
+
 def anchors(page: str) -> set[str]:
     """Anchors of a Markdown page: its headings, and ids written out."""
     headings = re.findall(r"^#+ (.+)$", page, re.M)
@@ -203,6 +208,7 @@ async def test_metrics_that_agree_agree(watched: Trial) -> None:
     chosen = await number('sum(warmroute_match_fraction_sum{which="chosen"})')
     best = await number('sum(warmroute_match_fraction_sum{which="best"})')
     assert 0 < chosen <= best + 1e-9
+    assert await number('count({__name__=~"warmroute_.+", endpoint!=""})') / 4 < 150  # docs/monitoring.md: about 120
 
 
 @pytest.mark.envoy
