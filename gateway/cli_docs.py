@@ -14,7 +14,7 @@ or an invalid configuration. Results go to standard output, progress and warning
 
 def page() -> str:
     """The Markdown page."""
-    context = click.Context(cli, info_name="warmroute")
+    context = click.Context(cli, info_name="warmroute", **cli.context_settings)
     sections: list[str] = []
     for name in cli.list_commands(context):
         command = cli.get_command(context, name)

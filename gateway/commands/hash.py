@@ -15,7 +15,9 @@ from indexer.extra_keys import ExtraKeys
 @click.command("hash")
 @click.argument("tokens", nargs=-1, required=True)
 @click.option("--block-size", type=click.IntRange(min=1), default=16, show_default=True, help="Tokens per block.")
-@click.option("--algorithm", type=click.Choice([*(it.value for it in Algorithm), "all"]), default="all", show_default=True)
+@click.option(
+    "--algorithm", type=click.Choice([*(it.value for it in Algorithm), "all"]), default="all", show_default=True
+)
 @click.option("--seed", help="PYTHONHASHSEED of the engine; default: unset.")
 @click.option("--model", default="", help="Model name: seeds llm-d's keys and the router's own.")
 @click.option("--salt", help="cache_salt of the request.")

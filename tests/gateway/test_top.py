@@ -20,7 +20,8 @@ from gateway.top import Frame, drawn, from_metrics, from_state
 
 def stream(name: str, **changed: Any) -> StreamState:
     usual: dict[str, Any] = {
-        "endpoint": name, "rank": 0, "state": "exact", "reason": "none", "detail": "", "events": {"BlockStored": 700, "BlockRemoved": 50},
+        "endpoint": name, "rank": 0, "state": "exact", "reason": "none", "detail": "",
+        "events": {"BlockStored": 700, "BlockRemoved": 50},
         "skipped": {}, "gaps": 0, "replays": 1, "sequence": 99, "last_event_age_s": 0.4, "lag_s": 0.003, "batches": 100,
     }  # fmt: skip
     return StreamState(**{**usual, **changed})
