@@ -11,6 +11,7 @@ import msgspec
 from rich.console import Console
 from rich.live import Live
 
+from gateway.admin_access import BEARER, token_of
 from gateway.commands.common import json_option, load_or_exit
 from gateway.top import Frame, drawn, from_metrics, from_state
 
@@ -18,8 +19,21 @@ WIDE = 132
 """Columns of output that goes to no terminal."""
 
 
+class Source(msgspec.Struct, frozen=True):
+    """Where frames come from."""
+
+    url: str
+    headers: dict[str, str] = {}
+
+
 @click.command("top")
 @click.option("--admin", metavar="HOST:PORT", help="The gateway's admin port.  [default: 127.0.0.1:9091]")
+@click.option(
+    "--token-file",
+    metavar="FILE",
+    type=click.Path(path_type=Path, dir_okay=False, exists=True),
+    help="Holds the admin port's token, where it has one.",
+)
 @click.option("--metrics", metavar="HOST:PORT", help="Its metrics port instead: no single decisions.")
 @click.option(
     "-c",
@@ -35,25 +49,36 @@ WIDE = 132
 @click.option("--once", is_flag=True, help="Print one frame and end.")
 @json_option
 def command(
-    admin: str | None, metrics: str | None, config_file: Path | None, interval: float, once: bool, as_json: bool
+    admin: str | None,
+    token_file: Path | None,
+    metrics: str | None,
+    config_file: Path | None,
+    interval: float,
+    once: bool,
+    as_json: bool,
 ) -> None:
     """Show a running gateway's endpoints (role, trust, load, match share, event lag) and its last decisions with their
     reasons. Needs warmroute.adminPort, or does with /metrics and shows less. With --json one frame is printed per line."""
     if sum(given is not None for given in (admin, metrics, config_file)) > 1:
         raise click.UsageError("give one of --admin, --metrics and --config")
+    token = token_file.read_text().strip() if token_file is not None else None
     if config_file is not None:
         settings = load_or_exit(config_file).settings
+        token = token or token_of(settings)
         if settings.admin_port is not None:
             admin = f"{_reachable(settings.admin_listen)}:{settings.admin_port}"
         else:
             metrics = f"{_reachable(settings.metrics_listen)}:{settings.metrics_port}"
-    url = f"http://{metrics}/metrics" if metrics else f"http://{admin or '127.0.0.1:9091'}/state"
+    source = Source(
+        f"http://{metrics}/metrics" if metrics else f"http://{admin or '127.0.0.1:9091'}/state",
+        {"Authorization": f"{BEARER}{token}"} if token and not metrics else {},
+    )
     console = Console() if sys.stdout.isatty() else Console(width=WIDE)
     try:
         if once or as_json:
-            _print(url, interval, once, as_json, console)
+            _print(source, interval, once, as_json, console)
         else:
-            _live(url, interval, console)
+            _live(source, interval, console)
     except KeyboardInterrupt:
         pass
 
@@ -62,9 +87,9 @@ def _reachable(listen: str) -> str:
     return "127.0.0.1" if listen in ("0.0.0.0", "::", "") else listen
 
 
-def _print(url: str, interval: float, once: bool, as_json: bool, console: Console) -> None:
+def _print(source: Source, interval: float, once: bool, as_json: bool, console: Console) -> None:
     while True:
-        frame = _frame_or_exit(url)
+        frame = _frame_or_exit(source)
         if as_json:
             click.echo(msgspec.json.encode(frame))
         else:
@@ -74,20 +99,21 @@ def _print(url: str, interval: float, once: bool, as_json: bool, console: Consol
         time.sleep(interval)
 
 
-def _live(url: str, interval: float, console: Console) -> None:
-    frame = _frame_or_exit(url)  # what is wrong from the beginning ends it; later the last frame stays
+def _live(source: Source, interval: float, console: Console) -> None:
+    frame = _frame_or_exit(source)  # what is wrong from the beginning ends it; later the last frame stays
     with Live(drawn(frame), console=console, screen=True, auto_refresh=False) as live:
         while True:
             time.sleep(interval)
             try:
-                live.update(drawn(asyncio.run(_frame(url))), refresh=True)
+                live.update(drawn(asyncio.run(_frame(source))), refresh=True)
             except (aiohttp.ClientError, OSError, ValueError) as error:
-                live.update(f"{url}: {error}; trying again", refresh=True)
+                live.update(f"{source.url}: {error}; trying again", refresh=True)
 
 
-def _frame_or_exit(url: str) -> Frame:
+def _frame_or_exit(source: Source) -> Frame:
+    url = source.url
     try:
-        return asyncio.run(_frame(url))
+        return asyncio.run(_frame(source))
     except (aiohttp.ClientError, OSError) as error:
         hint = "; set warmroute.adminPort, or use --metrics" if url.endswith("/state") else ""
         click.echo(f"error: {url}: {error}{hint}", err=True)
@@ -96,10 +122,11 @@ def _frame_or_exit(url: str) -> Frame:
     sys.exit(1)
 
 
-async def _frame(url: str) -> Frame:
+async def _frame(source: Source) -> Frame:
     """Raises aiohttp.ClientError, OSError, ValueError."""
+    url = source.url
     async with (
-        aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=5)) as session,
+        aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=5), headers=source.headers) as session,
         session.get(url, raise_for_status=True) as answer,
     ):
         body = await answer.read()

@@ -4,6 +4,7 @@ import http.server
 import io
 import threading
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -116,6 +117,9 @@ def gateway(free_port: Callable[[], int]) -> Iterator[str]:
 
     class Handler(http.server.BaseHTTPRequestHandler):
         def do_GET(self) -> None:
+            if self.path == "/state" and self.headers.get("Authorization") not in (None, "Bearer right"):
+                self.send_error(401)
+                return
             pages = {"/state": msgspec.json.encode(state()), "/metrics": metrics_page()}
             body = pages.get(self.path)
             self.send_response(200 if body else 404)
@@ -150,3 +154,12 @@ def test_once_prints_one_frame_and_json_the_same_as_data(gateway: str, source: s
     as_json = CliRunner().invoke(cli, ["top", "--once", "--json", source, gateway])
     frame = msgspec.json.decode(as_json.output, type=Frame)
     assert [it.name for it in frame.endpoints] == ["decode-0", "decode-1"]
+
+
+@pytest.mark.parametrize(("token", "status"), [("right", 0), ("wrong", 1)])
+def test_the_admin_ports_token_comes_from_a_file(gateway: str, tmp_path: Path, token: str, status: int) -> None:
+    (tmp_path / "token").write_text(f"{token}\n")
+    options = ["--once", "--admin", gateway, "--token-file", str(tmp_path / "token")]
+    result = CliRunner().invoke(cli, ["top", *options])
+    assert result.exit_code == status
+    assert ("401" in result.output) == (status == 1)
