@@ -210,7 +210,7 @@ class SelfWatch:
         for role, keys in held.items():
             others = {other: count for other, count in held.items() if other != role and count}
             if not keys and others and used[role] >= self.limits.requests:
-                said = ", ".join(f"{other or 'no role'} {count}" for other, count in others.items())
+                said = ", ".join(f"{other} {count}" for other, count in others.items())
                 yield "role_keys_missing", role, f"{used[role]:.0f} prompts in {self._span}, 0 keys; {said}"
 
     @property

@@ -15,6 +15,8 @@ from gateway.self_watch import Alarm, Change, Limits, SelfWatch, Stream
 
 log = logging.getLogger(__name__)
 
+UNLABELLED = "unlabelled"
+"""The role of endpoints that carry no role label."""
 SAY_AGAIN_S = 300.0
 """An alarm that stays on is logged again after so long; one that flickers no more often than this either."""
 
@@ -98,9 +100,9 @@ class Watching:
 
     def _place(self, slot: int) -> tuple[str, str]:
         endpoint = self._fleet.endpoint(slot)
-        return f"{endpoint.address}/{endpoint.rank}", endpoint.role.value if endpoint.role else ""
+        return f"{endpoint.address}/{endpoint.rank}", endpoint.role.value if endpoint.role else UNLABELLED
 
     def _stream(self, state: StreamState) -> Stream:
         slot = self._fleet.slot_of(state.endpoint, state.rank)
-        where, role = self._place(slot) if slot is not None else (f"{state.endpoint}/{state.rank}", "")
+        where, role = self._place(slot) if slot is not None else (f"{state.endpoint}/{state.rank}", UNLABELLED)
         return Stream(where=where, role=role, events=sum(state.events.values()), keys=state.keys)

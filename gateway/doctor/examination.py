@@ -16,7 +16,7 @@ import msgspec
 
 from fleet.endpoint import Endpoint
 from gateway.config import LoadedConfig
-from gateway.doctor import (  # noqa: F401 - importing a module registers its checks, in this order
+from gateway.doctor import (  # noqa: F401 - importing a module registers its checks
     dynamo_checks,
     engine_checks,
     envoy_checks,

@@ -16,6 +16,8 @@ Severity = Literal["error", "warning"]
 """error: something does not work; warning: it works, and is worth less than it could be, or is fragile."""
 
 PAGE = "docs/troubleshooting.md"
+AREAS = ("engine_checks", "event_checks", "prompt_checks", "dynamo_checks", "gateway_checks", "envoy_checks")
+"""Modules with checks."""
 
 
 class Finding(msgspec.Struct, frozen=True, kw_only=True):
@@ -79,8 +81,8 @@ def check(id: str, title: str, finds: dict[str, Severity], needs: Needs = lambda
 
 
 def checks() -> list[Check]:
-    """All checks, in the order in which they were registered."""
-    return list(_registry.values())
+    """All checks, in the order in which one would look: the engines first, what stands in front of them last."""
+    return sorted(_registry.values(), key=lambda it: AREAS.index(it.judge.__module__.rpartition(".")[2]))
 
 
 def severities() -> dict[str, Severity]:
