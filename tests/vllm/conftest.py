@@ -11,7 +11,7 @@ import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import aiohttp
 import pytest
@@ -27,7 +27,6 @@ HERE = Path(__file__).resolve().parent
 REPOSITORY = HERE.parent.parent
 TOKENIZER = REPOSITORY / "configs" / "models" / "qwen3"
 PYTHON = "WARMROUTE_VLLM_PYTHON"
-MODEL = "tiny"
 BLOCK_TOKENS = 32  # the smallest that vLLM's CPU attention takes
 START_S = 300.0
 ENVIRONMENT = {
@@ -53,10 +52,19 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
                 )
 
 
+class Served(NamedTuple):
+    """What an engine serves."""
+
+    model: Path
+    name: str
+    blocks: int = 160
+    options: tuple[str, ...] = ()
+
+
 class Engine:
     """One vLLM server process, which may be killed and started again on the same ports."""
 
-    def __init__(self, number: int, ports: Ports, model: Path, logs: Path, blocks: int) -> None:
+    def __init__(self, number: int, ports: Ports, served: Served, logs: Path) -> None:
         own = ports.engines[number]
         self.address = f"127.0.0.1:{own.http}"
         self.url = f"http://{self.address}"
@@ -71,13 +79,13 @@ class Engine:
             "replay_endpoint": f"tcp://*:{own.replay}",
         }
         options: dict[str, Any] = {
-            "--model": model,
-            "--served-model-name": MODEL,
+            "--model": served.model,
+            "--served-model-name": served.name,
             "--host": "127.0.0.1",
             "--port": own.http,
             "--dtype": "bfloat16",
             "--block-size": BLOCK_TOKENS,
-            "--num-gpu-blocks-override": blocks,
+            "--num-gpu-blocks-override": served.blocks,
             "--max-model-len": 4096,
             "--max-num-seqs": 8,
             "--max-num-batched-tokens": 512,
@@ -86,7 +94,7 @@ class Engine:
         self._command = [
             *(os.environ[PYTHON], "-m", "vllm.entrypoints.openai.api_server"),
             *(str(part) for option in options.items() for part in option),
-            *("--enforce-eager", "--enable-prefix-caching", "--enable-prompt-tokens-details"),
+            *("--enforce-eager", "--enable-prefix-caching", "--enable-prompt-tokens-details", *served.options),
         ]
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -140,11 +148,11 @@ class Engine:
 class Fleet:
     """Engines, gateway, Envoy and a client session."""
 
-    def __init__(self, folder: Path, engines: int, blocks: int, model: Path) -> None:
+    def __init__(self, folder: Path, *serving: Served) -> None:
         self.folder = folder
-        self.ports = choose_ports(_free_port(), engines)
+        self.ports = choose_ports(_free_port(), len(serving))
         self.admin = _free_port()
-        self.engines = [Engine(number, self.ports, model, folder, blocks) for number in range(engines)]
+        self.engines = [Engine(number, self.ports, served, folder) for number, served in enumerate(serving)]
         self.started_s = 0.0
         self.session: aiohttp.ClientSession
         self._stack = AsyncExitStack()
@@ -185,7 +193,7 @@ class Fleet:
         for endpoint in config["plugins"][0]["parameters"]["endpoints"]:
             endpoint.pop("model")  # the engines say it themselves
         config["warmroute"].update(
-            adminPort=self.admin, models={}, events={"hashAlgorithm": "sha256", "hashSeed": "42"}
+            adminPort=self.admin, decideTimeout="10s", models={}, events={"hashAlgorithm": "sha256", "hashSeed": "42"}
         )
         picker, envoy = self.folder / "warmroute.yaml", self.folder / "envoy.yaml"
         picker.write_text(yaml.safe_dump(config, sort_keys=False))
@@ -253,16 +261,25 @@ def _free_port() -> int:
 
 
 @pytest.fixture(scope="session")
-def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A directory that vLLM can serve."""
-    target = tmp_path_factory.mktemp("model") / "tiny"
+def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with `llama`, `gemma` and `adapter` (see make_model.py)."""
+    target = tmp_path_factory.mktemp("models")
     command = [os.environ[PYTHON], str(HERE / "make_model.py"), str(TOKENIZER), str(target)]
-    subprocess.run(command, check=True, env={**os.environ, **ENVIRONMENT})
+    subprocess.run(command, check=True, env={**os.environ, **ENVIRONMENT}, stderr=subprocess.DEVNULL)
     return target
 
 
 @pytest.fixture
-async def real(tmp_path: Path, tiny_model: Path) -> AsyncIterator[Fleet]:
-    """Two engines of 159 usable blocks each behind gateway and Envoy."""
-    async with Fleet(tmp_path, engines=2, blocks=160, model=tiny_model) as fleet:
+async def real(tmp_path: Path, models: Path) -> AsyncIterator[Fleet]:
+    """Two engines of one model, of 159 usable blocks each, behind gateway and Envoy."""
+    async with Fleet(tmp_path, Served(models / "llama", "tiny"), Served(models / "llama", "tiny")) as fleet:
+        yield fleet
+
+
+@pytest.fixture
+async def mixed(tmp_path: Path, models: Path) -> AsyncIterator[Fleet]:
+    """Two models: one with a LoRA adapter, one with sliding-window attention."""
+    lora = ("--enable-lora", "--max-lora-rank", "8", "--lora-modules", f"ad1={models / 'adapter'}")
+    with_adapter = Served(models / "llama", "tiny", blocks=400, options=lora)
+    async with Fleet(tmp_path, with_adapter, Served(models / "gemma", "hybrid", blocks=400)) as fleet:
         yield fleet

@@ -1,6 +1,10 @@
-"""Run by the engine's Python: a random two-layer Llama with the Qwen3 tokenizer, small enough to serve on one CPU core.
+"""Run by the engine's Python: random models with the Qwen3 tokenizer, small enough to serve on one CPU core.
 
-python make_model.py SOURCE TARGET      SOURCE holds tokenizer.json.xz and chat_template.jinja
+    python make_model.py SOURCE TARGET      SOURCE holds tokenizer.json.xz and chat_template.jinja
+
+TARGET/llama    two layers of full attention
+TARGET/adapter  a LoRA adapter on it
+TARGET/gemma    six layers, two of sliding-window attention to one of full attention
 """
 
 import json
@@ -9,40 +13,62 @@ import sys
 from pathlib import Path
 
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
+from safetensors.torch import save_file
+from transformers import Gemma3ForCausalLM, Gemma3TextConfig, LlamaConfig, LlamaForCausalLM
 
 END = "<|im_end|>"
+HIDDEN, RANK = 64, 8
+WINDOW = 64
 
 
 def main(source: Path, target: Path) -> None:
-    target.mkdir(parents=True, exist_ok=True)
     tokenizer = lzma.decompress((source / "tokenizer.json.xz").read_bytes())
-    (target / "tokenizer.json").write_bytes(tokenizer)
-    added = {token["content"]: token["id"] for token in json.loads(tokenizer)["added_tokens"]}
-    config = {
+    end = {token["content"]: token["id"] for token in json.loads(tokenizer)["added_tokens"]}[END]
+    settings = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "chat_template": (source / "chat_template.jinja").read_text(),
         "eos_token": END,
         "model_max_length": 4096,
     }
-    (target / "tokenizer_config.json").write_text(json.dumps(config))
+    common = {
+        "vocab_size": 151_936,
+        "hidden_size": HIDDEN,
+        "intermediate_size": 128,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+        "head_dim": 32,
+        "max_position_embeddings": 4096,
+        "tie_word_embeddings": True,
+        "eos_token_id": end,
+        "bos_token_id": None,
+        "pad_token_id": None,
+    }
     torch.manual_seed(0)
-    model = LlamaForCausalLM(
-        LlamaConfig(
-            vocab_size=151_936,
-            hidden_size=64,
-            intermediate_size=128,
-            num_hidden_layers=2,
-            num_attention_heads=2,
-            num_key_value_heads=1,
-            head_dim=32,
-            max_position_embeddings=4096,
-            tie_word_embeddings=True,
-            eos_token_id=added[END],
-            bos_token_id=None,
-        )
-    )
-    model.to(torch.bfloat16).save_pretrained(target)
+    kinds = ["sliding_attention", "sliding_attention", "full_attention"] * 2
+    models = {
+        "llama": LlamaForCausalLM(LlamaConfig(num_hidden_layers=2, **common)),
+        "gemma": Gemma3ForCausalLM(
+            Gemma3TextConfig(num_hidden_layers=6, sliding_window=WINDOW, layer_types=kinds, **common)
+        ),
+    }
+    for name, model in models.items():
+        model.to(torch.bfloat16).save_pretrained(target / name)
+        (target / name / "tokenizer.json").write_bytes(tokenizer)
+        (target / name / "tokenizer_config.json").write_text(json.dumps(settings))
+    make_adapter(target / "adapter")
+
+
+def make_adapter(folder: Path) -> None:
+    """On the query projections of both layers; random, so that it changes what is generated."""
+    folder.mkdir(parents=True, exist_ok=True)
+    weights = {}
+    for layer in range(2):
+        place = f"base_model.model.model.layers.{layer}.self_attn.q_proj"
+        weights[f"{place}.lora_A.weight"] = torch.randn(RANK, HIDDEN, dtype=torch.bfloat16)
+        weights[f"{place}.lora_B.weight"] = torch.randn(HIDDEN, RANK, dtype=torch.bfloat16)
+    save_file(weights, folder / "adapter_model.safetensors")
+    config = {"peft_type": "LORA", "r": RANK, "lora_alpha": 16, "target_modules": ["q_proj"], "bias": "none"}
+    (folder / "adapter_config.json").write_text(json.dumps(config))
 
 
 if __name__ == "__main__":
