@@ -71,6 +71,8 @@ class Frame(msgspec.Struct, frozen=True, kw_only=True):
     decisions: list[DecisionLine]
     index_keys: float
     index_entries: float
+    alarms: list[str] = []
+    """What the gateway's own checks say."""
 
 
 def from_state(state: Mapping[str, Any], source: str, now: float | None = None) -> Frame:
@@ -123,6 +125,7 @@ def from_state(state: Mapping[str, Any], source: str, now: float | None = None) 
         decisions=decisions,
         index_keys=index["keys"],
         index_entries=index["entries"],
+        alarms=[f"{it['alarm']} {it['where']}: {it['detail']}" for it in state.get("alarms", ())],
     )
 
 
@@ -187,6 +190,7 @@ def from_metrics(text: str, source: str) -> Frame:
         decisions=[],
         index_keys=page.sum("index_keys"),
         index_entries=page.sum("index_entries"),
+        alarms=[f"{labels['alarm']} {labels['where']}" for labels, value in page.all("alarm") if value],
     )
 
 
@@ -211,6 +215,7 @@ def drawn(frame: Frame) -> RenderableType:
         for it in frame.endpoints
         if it.trust != "exact"
     ]
+    parts += [Text(f"alarm {it}", "bold red") for it in frame.alarms]
     return Group(*parts)
 
 

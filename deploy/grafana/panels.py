@@ -343,6 +343,13 @@ EVENTS = Dashboard(
             unit="ops",
             text="Should be zero: see the log.",
         ),
+        Panel(
+            title="Alarms of the gateway's own checks",
+            queries=((f"max by (alarm, where) ({series('alarm')}) == 1", "{{alarm}}: {{where}}"),),
+            kind="table",
+            text="Look them up in docs/troubleshooting.md.",
+            quiet="no alarm is on",
+        ),
     ),
 )
 

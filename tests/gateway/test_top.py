@@ -64,7 +64,8 @@ ROUTED = [
 def state() -> dict[str, Any]:
     picture = Picture()
     sections = {"endpoints": picture.endpoints(), "streams": picture.streams(), "index": picture.index()}
-    return {**msgspec.to_builtins(sections), "routed": ROUTED}
+    alarms = [{"alarm": "no_match", "where": "decode", "detail": "0 of 40 requests"}]
+    return {**msgspec.to_builtins(sections), "routed": ROUTED, "alarms": alarms}
 
 
 def metrics_page() -> bytes:
@@ -74,6 +75,8 @@ def metrics_page() -> bytes:
     for share in (0.5, 0.7):
         metrics.match_fraction.labels("10.0.0.1:8000", "chosen").observe(share)
     metrics.decisions.labels("10.0.0.1:8000", "most_cached").inc(2)
+    metrics.alarm.labels("no_match", "decode").set(1)
+    metrics.alarm.labels("no_events", "10.0.0.1:8000").set(0)
     return generate_latest(registry)
 
 
@@ -100,11 +103,20 @@ def test_a_frame_from_metrics_has_the_same_endpoints_and_no_decisions() -> None:
     assert first.match_share == pytest.approx(0.6)
     assert (second.up, second.trust, second.reason, second.last_event_age_s) == (False, "blind", "disconnected", -1)
     assert (frame.decisions, frame.index_keys, frame.index_entries) == ([], 1000, 1500)
+    assert frame.alarms == ["no_match decode"]
 
 
 def test_what_is_drawn_names_the_blind_stream_with_its_detail_and_where_a_prompt_was_computed() -> None:
     text = text_of(from_state(state(), "here", now=1000.0))
-    for words in ("1/2 up", "1/2 exact", "decode-1: blind, disconnected (silent for 70 s)", "12.3k", "60%", "any"):
+    for words in (
+        "1/2 up",
+        "1/2 exact",
+        "decode-1: blind, disconnected (silent for 70 s)",
+        "12.3k",
+        "60%",
+        "any",
+        "alarm no_match decode: 0 of 40",
+    ):
         assert words in text
     assert "decode-0 after prefill-0" in text
     assert "part_cached, prefill: cheaper-there" in text
