@@ -17,6 +17,8 @@ from gateway.request_events import Customer, DecidedRequest, EndedResponse
 disable_created_metrics()  # type: ignore[no-untyped-call]  # a gauge beside every counter and histogram, which nobody reads
 
 MAX_MODELS = 100
+OTHER = "other"
+"""The label for models beyond that, and for names that nobody but a client has said."""
 
 STEP_BUCKETS = (
     *(0.00005, 0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05),
@@ -204,7 +206,7 @@ class Metrics:
         if len(self._models) < MAX_MODELS:
             self._models.add(name)
             return name
-        return "other"
+        return OTHER
 
 
 class StreamState(msgspec.Struct, frozen=True, kw_only=True):

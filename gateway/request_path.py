@@ -29,7 +29,7 @@ from gateway.departure import Departures, Placed
 from gateway.extproc.decision import Decided, Head, Rejected
 from gateway.logs import RateLimit
 from gateway.matching import Found, Keys, Matcher
-from gateway.metrics import Metrics
+from gateway.metrics import OTHER, Metrics
 from gateway.parity_watch import ParityWatch
 from gateway.producers import Producers
 from gateway.request_events import Customer, DecidedRequest
@@ -129,7 +129,8 @@ class RequestPath:
                 span.set("http.response.status_code", answer.status)
         model = ask.served.name if isinstance(ask, Ask) and ask.served else ""
         outcome = "routed" if isinstance(answer, Decided) else str(answer.status)
-        self._metrics.requests.labels(self._metrics.model(model), outcome).inc()
+        label = self._metrics.model(model) if not model or self._models.is_known(model) else OTHER
+        self._metrics.requests.labels(label, outcome).inc()
         self._metrics.step.labels("total").observe(decided_at - started)
         if self._metrics.when_decided:
             self._tell_decided(head, model, answer, decided_at - started, len(body))

@@ -10,6 +10,7 @@ and index stay. What only a restart can change (ports, TLS, index size) is said 
 import asyncio
 import contextlib
 import logging
+import socket
 import time
 from collections import Counter
 from collections.abc import Coroutine
@@ -20,10 +21,7 @@ from prometheus_client import CollectorRegistry, GCCollector, PlatformCollector,
 
 from fleet.books import Books
 from fleet.breaker import Breaker
-from fleet.discovery import difference
-from fleet.endpoint import Endpoint
 from fleet.fleet import Fleet
-from fleet.plugin import Found
 from fleet.scraper import Scraper
 from gateway.admin_access import token_required
 from gateway.compatibility_metrics import CompatibilityMetrics
@@ -39,6 +37,7 @@ from gateway.event_streams import EventStreams
 from gateway.explain_page import decisions_page
 from gateway.extproc.grpc_server import Server, ServerSettings
 from gateway.extproc.server_tls import TlsError, TlsFiles
+from gateway.fleet_follower import FleetFollower, look
 from gateway.handoff import Handoffs
 from gateway.http_server import BoundApp, admin_app, metrics_app
 from gateway.logs import RateLimit
@@ -177,8 +176,10 @@ class Gateway:
         self._server: Server | None = None
         self._pages: list[BoundApp] = []
         self._tasks: list[asyncio.Task[None]] = []
-        self._discovering: asyncio.Task[None] | None = None
         self._reloading: asyncio.Task[None] | None = None
+        self._reload_wanted = False
+        self._seen = self._modified()
+        self._follower = FleetFollower(self.fleet, self.streams)
         self._probing: asyncio.Task[None] | None = None
         self._serving = False
 
@@ -186,13 +187,18 @@ class Gateway:
         """Come up and take requests. Raises StartError; call `stop` then too."""
         settings = self._config.settings
         try:
+            self._check_ports()
+            first = await look(self._config.discovery) if self._config.discovery else None
+            if first is None:
+                log.warning("no_endpoints reason=%r", NO_DISCOVERY)
             self._use_tokenizers(await Tokenizers.load(self._config), self._config)
-            await self._discover(self._config)
+            self._follower.use(first)
             self.streams.start()
             self._scraper = Scraper(self.fleet, scrape_settings(self._config.sources), self.books)
             self._tasks = [
                 self._task(self._scraper.run(), "scraper"),
                 self._task(self._housekeeping(), "housekeeping"),
+                self._task(self._follower.run(), "discovery"),
                 self._task(self._follow_prefills(), "prefill-progress"),
             ]
             await self._open_pages()
@@ -213,11 +219,11 @@ class Gateway:
 
     async def stop(self) -> None:
         """Say NOT_SERVING, turn away who waits, let running requests finish within `drainTimeout`, then close everything."""
-        self._serving = False
+        served, self._serving = self._serving, False
         self.room.close()
         if self._server is not None:
-            await self._server.drain()
-        for task in (*self._tasks, self._discovering, self._reloading, self._probing):
+            await (self._server.drain() if served else self._server.stop())
+        for task in (*self._tasks, self._reloading, self._probing):
             if task is not None:
                 task.cancel()
                 with contextlib.suppress(asyncio.CancelledError):
@@ -231,15 +237,26 @@ class Gateway:
         log.info("stopped")
 
     def reload(self) -> None:
-        """Read the configuration file again (SIGHUP). What is invalid is logged and changes nothing."""
-        if self._config_file is not None and (self._reloading is None or self._reloading.done()):
-            self._reloading = self._task(self._reload(self._config_file), "reload")
+        """Read the configuration file again (SIGHUP). What is invalid is logged and changes nothing; asked for again while it
+        is being done, it is done once more."""
+        if self._config_file is None:
+            return
+        self._reload_wanted = True
+        if self._reloading is None or self._reloading.done():
+            self._reloading = self._task(self._reload_until_current(self._config_file), "reload")
+
+    async def _reload_until_current(self, file: Path) -> None:
+        while self._reload_wanted:
+            self._reload_wanted = False
+            log.info("config_reloading file=%s", file)
+            await self._reload(file)
 
     async def _reload(self, file: Path) -> None:
         try:
             config = await asyncio.to_thread(load, file)
-            tokenizers = await Tokenizers.load(config)
-        except (ConfigError, TokenizerError, OSError) as error:
+            first = await look(config.discovery) if config.discovery else None
+            tokenizers = await Tokenizers.load(config, self._tokenizers)
+        except (ConfigError, TokenizerError, OSError, ValueError) as error:
             self.metrics.reloads.labels("refused").inc()
             log.error("config_refused file=%s kept=old error=%s", file, error)
             return
@@ -260,8 +277,8 @@ class Gateway:
         self._use_departures(config)
         self._use_decisions(config)
         self._config = config
-        await self._discover(config)
-        await before.close()
+        self._follower.use(first)
+        await before.close(keep=tokenizers)
         self.metrics.reloads.labels("ok").inc()
         log.info("config_reloaded file=%s profiles=%d", file, len(config.profiles))
 
@@ -309,55 +326,6 @@ class Gateway:
     def _plugin_failed(self, plugin: str, doing: str) -> None:
         self.metrics.plugin_errors.labels(plugin).inc()
 
-    # Discovery
-
-    async def _discover(self, config: LoadedConfig) -> None:
-        """Take the fleet as discovery sees it now, and follow its changes."""
-        if self._discovering is not None:
-            self._discovering.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._discovering
-        if config.discovery is None:
-            log.warning("no_endpoints reason=%r", NO_DISCOVERY)
-            return
-        changes = config.discovery.changes()
-        self._apply(await anext(changes))
-
-        async def follow() -> None:
-            async for found in changes:
-                self._apply(found)
-
-        self._discovering = self._task(follow(), "discovery")
-
-    def _apply(self, found: Found) -> None:
-        fleet = self.fleet
-        current = [fleet.endpoint(int(slot)) for slot in fleet.slots()]
-        changes = difference(current, found.endpoints)
-        for endpoint in changes.removed:
-            self._remove(endpoint)
-        for old, new in changes.changed:
-            slot = fleet.slot_of(old.address, old.rank)
-            assert slot is not None  # it was just listed
-            fleet.replace(slot, new)
-            self.streams.changed(slot, old, new)
-        for endpoint in changes.added:
-            slot = fleet.add(endpoint)
-            self.streams.added(slot)
-            log.info("endpoint_added name=%s address=%s slot=%d", endpoint.name, endpoint.address, slot)
-
-    def _remove(self, endpoint: Endpoint) -> None:
-        slot = self.fleet.slot_of(endpoint.address, endpoint.rank)
-        assert slot is not None  # it was just listed
-        self.fleet.remove(slot)
-        log.info("endpoint_removed name=%s address=%s slot=%d", endpoint.name, endpoint.address, slot)
-        # The slot's number is free only when the index has forgotten it.
-        loop = asyncio.get_running_loop()
-
-        def forgotten() -> None:
-            loop.call_soon_threadsafe(self.fleet.release, slot)
-
-        self.streams.removed(slot, forgotten)
-
     # Housekeeping
 
     def _use_queue(self, config: LoadedConfig) -> None:
@@ -380,7 +348,6 @@ class Gateway:
                     log.exception("prefill_look_failed")
 
     async def _housekeeping(self) -> None:
-        watched = self._modified()
         while True:
             await asyncio.sleep(HOUSEKEEPING_S)
             now = time.monotonic()
@@ -388,15 +355,37 @@ class Gateway:
                 log.warning("request_expired request_id=%s", request_id)
             self.streams.follow_models()
             self.watch.tick()
-            if (seen := self._modified()) != watched:
-                watched = seen
+            if (seen := self._modified()) != self._seen:
+                self._seen = seen
                 self.reload()
 
-    def _modified(self) -> float:
+    def _modified(self) -> tuple[int, int] | None:
+        """Changes when the configuration file does; None while there is no such file."""
         try:
-            return self._config_file.stat().st_mtime if self._config_file else 0.0
+            status = self._config_file.stat() if self._config_file else None
         except OSError:
-            return 0.0
+            return None
+        return (status.st_mtime_ns, status.st_size) if status else None
+
+    def _check_ports(self) -> None:
+        """Say at once, and by the setting's name, that a port is taken: tokenizers take a while to load."""
+        settings = self._config.settings
+        wanted = [
+            ("warmroute.grpcPort", settings.listen, settings.grpc_port),
+            ("warmroute.grpcHealthPort", settings.listen, settings.grpc_health_port),
+            ("warmroute.metricsPort", settings.metrics_listen, settings.metrics_port),
+            ("warmroute.adminPort", settings.admin_listen, settings.admin_port),
+        ]
+        for name, host, port in wanted:
+            if port is None:
+                continue
+            family = socket.AF_INET6 if ":" in host else socket.AF_INET
+            try:
+                with socket.socket(family) as probe:
+                    probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                    probe.bind((host.strip("[]"), port))
+            except OSError as error:
+                raise StartError(f"{name}: cannot listen on {host}:{port}: {error.strerror or error}") from error
 
     async def _open_pages(self) -> None:
         settings = self._config.settings

@@ -27,8 +27,9 @@ from gateway.tracing import Tracing
 from gateway.understanding import Ask
 
 RANK_HEADER = "x-data-parallel-rank"
-TOLD = ("x-warmroute-endpoint", "x-warmroute-predicted-cached-tokens", "x-warmroute-trust")
-"""Response headers, where the configuration asks for them."""
+# Response headers, where the configuration asks for them.
+REQUEST_ID = "x-request-id"
+ENDPOINT, PREDICTED, TRUST = "x-warmroute-endpoint", "x-warmroute-predicted-cached-tokens", "x-warmroute-trust"
 
 
 class Sending:
@@ -96,6 +97,7 @@ class Sending:
                 else:
                     self._parity.dropped(request.id)
 
+        told = self._told(request.id, slot, predicted) if response_headers else {}
         sent = Sent(
             request_id=request.id,
             slot=slot,
@@ -111,7 +113,7 @@ class Sending:
             decision=decision,
             destination=decision.destinations,
             set_headers=self._headers(decision, slot),
-            response_headers={**decision.response_headers, **(self._told(slot, predicted) if response_headers else {})},
+            response_headers={**decision.response_headers, **told},
             observer=RouteObserver(
                 sent,
                 self._fleet,
@@ -162,9 +164,11 @@ class Sending:
             headers[RANK_HEADER] = str(endpoint.rank)
         return headers
 
-    def _told(self, slot: int, predicted: int | None) -> dict[str, str]:
-        tokens = str(predicted if predicted is not None else -1)
-        return dict(zip(TOLD, (self._fleet.endpoint(slot).address, tokens, str(self._trust(slot))), strict=True))
+    def _told(self, request_id: str, slot: int, predicted: int | None) -> dict[str, str]:
+        told = {REQUEST_ID: request_id, ENDPOINT: self._fleet.endpoint(slot).address}
+        if predicted is not None:  # where nothing was matched, there is nothing to trust either
+            told |= {PREDICTED: str(predicted), TRUST: str(self._trust(slot))}
+        return told
 
     def _sample(self, ask: Ask, request: Request, slot: int, chain: Sequence[int], now: float) -> None:
         """Nothing of this prompt is cached anywhere it goes: its blocks will be announced from the first token on."""

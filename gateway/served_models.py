@@ -83,6 +83,10 @@ class ServedModels:
             self._serving[served] = mask
         return mask
 
+    def is_known(self, name: str) -> bool:
+        """Whether somebody has said that this model exists; a client's word does not count."""
+        return name in self._known()
+
     def names(self) -> list[str]:
         """All names that are accepted, for error messages."""
         return sorted(self._known())

@@ -32,14 +32,15 @@ class Tokenizers:
         self._default: Backend | None = None
         self._by_model: dict[str, Backend] = {}
         self._backends: list[Backend] = []
+        self._loaded: dict[tuple[Path, int], Backend] = {}
         self.budget_s = 0.0
         """The longest a backend may itself take; a shorter limit around it would only hide its fallback."""
 
     @classmethod
-    async def load(cls, config: LoadedConfig) -> "Tokenizers":
-        """Load what `config` names, each directory once. Raises TokenizerError."""
+    async def load(cls, config: LoadedConfig, before: "Tokenizers | None" = None) -> "Tokenizers":
+        """Load what `config` names, each directory once; what `before` has of it is used again. Raises TokenizerError."""
         found = cls()
-        loaded: dict[Path, Backend] = {}
+        loaded = dict(before._loaded) if before else {}
         for model, settings in config.settings.models.items():
             if settings.tokenizer:
                 found._by_model[model] = await found._local(Path(settings.tokenizer), loaded)
@@ -88,13 +89,19 @@ class Tokenizers:
             named.setdefault(id(self._default), ("default", self._default))
         return dict(named.values())
 
-    async def close(self) -> None:
+    async def close(self, keep: "Tokenizers | None" = None) -> None:
+        """Give up threads and connections, but for those that `keep` uses too."""
+        kept = set(map(id, keep._backends)) if keep else set()
         for backend in self._backends:
-            await backend.close()
+            if id(backend) not in kept:
+                await backend.close()
 
-    async def _local(self, path: Path, loaded: dict[Path, Backend]) -> Backend:
-        if path in loaded:
-            return loaded[path]
+    async def _local(self, path: Path, loaded: dict[tuple[Path, int], Backend]) -> Backend:
+        name = (path, _newest(path))
+        if name in loaded:
+            self._loaded[name] = loaded[name]
+            return loaded[name] if loaded[name] in self._backends else self._keep(loaded[name])
+        log.info("tokenizer_loading path=%s", path)
         started = time.monotonic()
         try:
             tokenizer = await asyncio.to_thread(LocalTokenizer.from_directory, path)
@@ -107,9 +114,14 @@ class Tokenizers:
             tokenizer.cut_token,
             time.monotonic() - started,
         )
-        loaded[path] = self._keep(LocalBackend(tokenizer))
-        return loaded[path]
+        loaded[name] = self._loaded[name] = self._keep(LocalBackend(tokenizer))
+        return loaded[name]
 
     def _keep(self, backend: Backend) -> Backend:
         self._backends.append(backend)
         return backend
+
+
+def _newest(path: Path) -> int:
+    """When a file in the directory was changed last, ns: the same path with another tokenizer is another tokenizer."""
+    return max((entry.stat().st_mtime_ns for entry in path.iterdir() if entry.is_file()), default=0)

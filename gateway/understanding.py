@@ -21,6 +21,8 @@ from tokenization.tokenized import Tokenized
 
 log = logging.getLogger(__name__)
 
+SHOWN_NAME = 200
+"""Characters of an unknown model's name that an error repeats."""
 LARGE_BODY = 64 * 1024
 """Bytes from which a body is parsed in a worker thread: 64 KB of JSON take about 0.1 ms."""
 
@@ -86,10 +88,14 @@ class Understanding:
                 return Ask(path=route, served=None, prompt=None, blind="no_prompt")
             message = "you must provide a model" if name is None else "model must be a non-empty string"
             return Rejected(status=400, message=message, param="model", code="invalid_request")
+        if not _is_text(name):
+            message = "model must be a string of Unicode characters"
+            return Rejected(status=400, message=message, param="model", code="invalid_request")
         served = self._models.resolve(name)
         if served is None:
             known = ", ".join(self._models.names()[:8])
-            message = f"The model `{name}` does not exist. Served here: {known}."
+            shown = name if len(name) <= SHOWN_NAME else f"{name[:SHOWN_NAME]}..."
+            message = f"The model `{shown}` does not exist. Served here: {known}."
             return Rejected(status=404, message=message, param="model", code="model_not_found")
         if route not in PROMPT_PATHS:
             return Ask(path=route, served=served, prompt=None, blind="no_prompt")
@@ -126,6 +132,15 @@ class Understanding:
     def _warn(self, reason: str, detail: str, error: Exception | None = None) -> None:
         if self._quiet.allows(reason, self._clock()):
             log.warning("routed_blind reason=%s %s", reason, detail, exc_info=error)
+
+
+def _is_text(name: str) -> bool:
+    """JSON can hold lone surrogates, which nothing outside Python can."""
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _is_json(head: Head) -> bool:

@@ -303,9 +303,10 @@ class Exchange:
         )
 
     def _reject(self, rejected: Rejected) -> list[Effect]:
+        answer = messages.immediate(rejected, self.request_id)  # may raise; the state must not have changed then
         self.request = Request.CLOSED
         self._body = []
-        return [Send(messages.immediate(rejected, self.request_id)), Close()]
+        return [Send(answer), Close()]
 
     def _bypass(self) -> list[Effect]:
         if self.request in (Request.FORWARDED, Request.BYPASSED):

@@ -35,5 +35,7 @@ def error_type(status: int) -> str:
 def error_body(
     status: int, message: str, *, type: str | None = None, param: str | None = None, code: str | None = None
 ) -> bytes:
-    """JSON bytes of an error in OpenAI's shape; the type follows from the status unless it is given."""
-    return msgspec.json.encode(_Body(_Error(message, type or error_type(status), param, code)))
+    """JSON bytes of an error in OpenAI's shape; the type follows from the status unless it is given. Lone surrogates in the
+    message, which a client's JSON may have brought in, become question marks."""
+    text = message.encode(errors="replace").decode()
+    return msgspec.json.encode(_Body(_Error(text, type or error_type(status), param, code)))

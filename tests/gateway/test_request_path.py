@@ -139,6 +139,7 @@ CHAT = json.dumps({"model": "m", "messages": [{"role": "user", "content": "hi"}]
         (b'{"messages": []}', 400, "invalid_request"),
         (b'{"model": 7, "messages": []}', 400, "invalid_request"),
         (b'{"model": "unknown", "messages": []}', 404, "model_not_found"),
+        (b'{"model": "\\ud800", "messages": []}', 400, "invalid_request"),
     ],
 )
 async def test_what_the_client_did_wrong_is_answered(body: bytes, status: int, code: str) -> None:
@@ -425,3 +426,24 @@ async def test_a_limit_on_the_reply_is_believed_and_a_large_one_is_not() -> None
         await world.ask(body, subset=("10.0.0.0:8000",), request_id=f"r{limit}")
         reserved.append(world.fleet.reserved_tokens[0])
     assert reserved == [100 + 7, 100 + 7 + 4 + 400]
+
+
+async def test_a_name_that_only_a_client_has_said_is_no_metric_label() -> None:
+    world = World(models={})
+    answer = await world.ask(b'{"model": "whatever", "messages": [{"role": "user", "content": "x"}]}')
+    assert isinstance(answer, Decided)
+    assert world.count("requests_total", model="other", outcome="routed") == 1
+
+
+async def test_an_error_repeats_only_the_beginning_of_a_long_name() -> None:
+    answer = await World().ask(json.dumps({"model": "x" * 100_000, "messages": []}).encode())
+    assert isinstance(answer, Rejected)
+    assert len(answer.message) < 1000
+
+
+async def test_without_a_match_the_response_claims_neither_cached_tokens_nor_trust() -> None:
+    answer = await World(FixedTokenizer(TokenizationError("multimodal", "an image"))).ask(CHAT)
+    assert isinstance(answer, Decided)
+    assert answer.response_headers["x-request-id"] == "r1"
+    assert "x-warmroute-predicted-cached-tokens" not in answer.response_headers
+    assert "x-warmroute-trust" not in answer.response_headers

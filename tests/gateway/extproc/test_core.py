@@ -13,6 +13,7 @@ from gateway.extproc import messages as wire
 from gateway.extproc.core import Exchange, ProtocolError
 from gateway.extproc.decision import Decided, Rejected
 from gateway.extproc.effects import Aborted, CancelDecide, Close, Decide, Finished, Send
+from gateway.extproc.errors import error_body
 
 TO_A = Decided(destination=["10.0.0.1:8000"])
 
@@ -456,3 +457,15 @@ def test_whatever_the_proxy_sends_every_decision_gets_exactly_one_end(data: st.D
         ends += sum(isinstance(effect, Aborted | Finished) for effect in effects)
     ends += sum(isinstance(effect, Aborted | Finished) for effect in exchange.ended())
     assert ends == handed_over
+
+
+def test_an_answer_that_cannot_be_written_leaves_room_for_one_that_can(messages: Any) -> None:
+    exchange = Exchange()
+    asked(exchange.received(messages.head(end=True)))
+    with pytest.raises(UnicodeEncodeError):
+        exchange.decided(Rejected(status=404, message="x", headers={"x": "\ud800"}))
+    assert exchange.decided(Rejected(status=500, message="internal error"))
+
+
+def test_a_message_with_lone_surrogates_is_still_an_answer() -> None:
+    assert b"no model ?" in error_body(404, "no model \ud800")

@@ -1,0 +1,125 @@
+"""Reloading: what is invalid changes nothing, what is asked for twice is done twice, endpoints follow."""
+
+import asyncio
+import json
+import time
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from gateway.config import load
+from gateway.runtime import Gateway, StartError
+
+HOST = "127.0.0.1"
+
+
+class Running:
+    """A gateway over a file of endpoints that nobody answers at; estimates stand for a tokenizer."""
+
+    def __init__(self, folder: Path, free_port: Callable[[], int]) -> None:
+        self.folder = folder
+        self.endpoints = folder / "endpoints.yaml"
+        self.file = folder / "warmroute.yaml"
+        self.document: dict[str, Any] = {
+            "apiVersion": "llm-d.ai/v1alpha1",
+            "kind": "EndpointPickerConfig",
+            "plugins": [
+                {"type": "file-discovery", "parameters": {"path": "endpoints.yaml", "watchFile": True}},
+                {"type": "token-producer", "parameters": {"estimate": {}}},
+                {"type": "queue-scorer"},
+            ],
+            "schedulingProfiles": [{"name": "default", "plugins": [{"pluginRef": "queue-scorer"}]}],
+            "dataLayer": {"discovery": {"pluginRef": "file-discovery"}},
+            "warmroute": {
+                "listen": HOST,
+                "grpcPort": free_port(),
+                "metricsListen": HOST,
+                "metricsPort": free_port(),
+                "drainTimeout": "100ms",
+            },
+        }
+        self.write_endpoints(1)
+        self.write()
+        self.gateway = Gateway(load(self.file), self.file)
+
+    def write(self, **settings: Any) -> None:
+        self.document["warmroute"].update(settings)
+        self.file.write_text(yaml.safe_dump(self.document))
+
+    def write_endpoints(self, count: int) -> None:
+        entries = [{"name": f"e{n}", "address": HOST, "port": str(9000 + n)} for n in range(count)]
+        self.endpoints.write_text(json.dumps({"endpoints": entries}))
+
+    def reloads(self, result: str) -> float:
+        return self.gateway.registry.get_sample_value("warmroute_config_reloads_total", {"result": result}) or 0.0
+
+    async def until(self, condition: Callable[[], bool], what: str, seconds: float = 30.0) -> None:
+        deadline = time.monotonic() + seconds
+        while not condition():
+            assert time.monotonic() < deadline, f"not within {seconds} s: {what}"
+            await asyncio.sleep(0.05)
+
+
+@pytest.fixture
+async def running(tmp_path: Path, free_port: Callable[[], int]) -> AsyncIterator[Running]:
+    running = Running(tmp_path, free_port)
+    await running.gateway.start()
+    yield running
+    await running.gateway.stop()
+
+
+async def test_an_invalid_file_is_refused_and_everything_stays(running: Running) -> None:
+    before = running.gateway.path.scheduler
+    running.document["plugins"][2]["type"] = "queue-scorrer"
+    running.write()
+    await running.until(lambda: running.reloads("refused") == 1, "a refusal")
+    assert running.gateway.path.scheduler is before
+    running.write_endpoints(2)
+    await running.until(lambda: len(running.gateway.fleet.slots()) == 2, "the old discovery still follows its file")
+
+
+async def test_a_discovery_that_cannot_be_read_refuses_the_whole_reload(running: Running) -> None:
+    before = running.gateway.path.scheduler
+    running.document["plugins"][0]["parameters"]["path"] = "missing.yaml"
+    running.write()
+    await running.until(lambda: running.reloads("refused") == 1, "a refusal")
+    assert running.gateway.path.scheduler is before
+    running.write_endpoints(3)
+    await running.until(lambda: len(running.gateway.fleet.slots()) == 3, "the old discovery still follows its file")
+
+
+async def test_a_change_during_a_reload_is_not_lost(running: Running) -> None:
+    running.write(responseHeaders=True)
+    running.gateway.reload()
+    await asyncio.sleep(0)  # the first one has begun
+    running.write(responseHeaders=False, explain=True)
+    running.gateway.reload()
+    await running.until(lambda: running.gateway.path.decisions is not None, "the second change is in force")
+    assert not running.gateway.path.settings.response_headers
+    assert running.reloads("refused") == 0
+
+
+async def test_endpoints_come_and_go_with_their_file(running: Running) -> None:
+    fleet = running.gateway.fleet
+    running.write_endpoints(4)
+    await running.until(lambda: len(fleet.slots()) == 4, "four endpoints")
+    running.write_endpoints(2)
+    await running.until(lambda: len(fleet.slots()) == 2, "two endpoints")
+    running.write_endpoints(4)
+    await running.until(lambda: len(fleet.slots()) == 4, "the slots are used again")
+    assert sorted(fleet.slots().tolist()) == [0, 1, 2, 3]
+
+
+async def test_a_taken_port_is_named_by_its_setting(tmp_path: Path, free_port: Callable[[], int]) -> None:
+    server = await asyncio.start_server(lambda *_: None, HOST, 0)
+    taken = server.sockets[0].getsockname()[1]
+    running = Running(tmp_path, free_port)
+    running.write(metricsPort=taken)
+    gateway = Gateway(load(running.file), running.file)
+    with pytest.raises(StartError, match=rf"warmroute\.metricsPort: cannot listen on {HOST}:{taken}"):
+        await gateway.start()
+    await gateway.stop()
+    server.close()
