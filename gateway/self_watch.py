@@ -95,7 +95,7 @@ class _Endpoint:
         self.events = Window(window_s)
         self.reports = Window(window_s)
         self.disagreeing = Window(window_s)
-        self.seen_events: int | None = None
+        self.seen_events = 0
         self.worst = ""
 
     def windows(self) -> tuple[Window, ...]:
@@ -156,8 +156,10 @@ class SelfWatch:
         self._forget(streams, now)
         for stream in streams:
             endpoint = self._endpoint(stream.where)
-            if endpoint.seen_events is not None and stream.events > endpoint.seen_events:
-                endpoint.events.add(stream.events - endpoint.seen_events, now)
+            # From nothing, also at the first look and where a stream has begun anew: what it has was heard since then.
+            before = endpoint.seen_events if stream.events >= endpoint.seen_events else 0
+            if stream.events > before:
+                endpoint.events.add(stream.events - before, now)
             endpoint.seen_events = stream.events
         rules: tuple[Callable[[Sequence[Stream], float], Iterable[tuple[Alarm, str, str]]], ...] = (
             self._no_events,

@@ -50,6 +50,20 @@ def test_an_event_ends_the_alarm() -> None:
     assert watch.look(streams(events=1), (), 16.0) == [Change(alarm="no_events", where="a/0", on=False)]
 
 
+def test_what_was_heard_before_the_first_look_counts() -> None:
+    watch = SelfWatch()
+    send(watch, 20, 0.1)
+    for now in range(1, 40):
+        assert watch.look(streams(events=20), (), float(now)) == []
+
+
+def test_a_stream_that_begins_anew_counts_from_nothing() -> None:
+    watch = SelfWatch()
+    watch.look(streams(events=500), (), 0.0)
+    watch.look(streams(events=2), (), 130.0)
+    assert watch.events_per_s("a/0") == 2 / 120
+
+
 def test_silence_without_requests_is_no_alarm() -> None:
     watch = SelfWatch()
     for now in range(0, 600, 10):
