@@ -5,7 +5,7 @@ A help text ends with what to do when the value looks wrong.
 """
 
 from collections.abc import Callable, Iterable
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import msgspec
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics
@@ -32,6 +32,9 @@ FRACTION_BUCKETS = tuple(n / 10 for n in range(11))
 STEPS = ("parse", "tokenize", "keys", "match", "schedule", "total")
 
 
+M = TypeVar("M", Counter, Histogram)
+
+
 class Definition(msgspec.Struct, frozen=True):
     """What docs/metrics.md says of one metric."""
 
@@ -52,13 +55,19 @@ class Metrics:
         self.when_sent: list[Callable[[Customer], None]] = []
         self.when_ended: list[Callable[[EndedResponse], None]] = []
         self._models: set[str] = set()
+        self._by_endpoint: list[Counter | Histogram] = []
 
         def define(name: str, kind: str, labels: tuple[str, ...], help_: str) -> None:
             self.definitions.append(Definition(f"warmroute_{name}", kind, labels, help_))
 
+        def remembered(metric: M, labels: tuple[str, ...]) -> M:
+            if "endpoint" in labels:
+                self._by_endpoint.append(metric)
+            return metric
+
         def counter(name: str, help_: str, labels: tuple[str, ...] = ()) -> Counter:
             define(f"{name}_total", "counter", labels, help_)
-            return Counter(f"warmroute_{name}", help_, labels, registry=registry)
+            return remembered(Counter(f"warmroute_{name}", help_, labels, registry=registry), labels)
 
         def gauge(name: str, help_: str, labels: tuple[str, ...] = ()) -> Gauge:
             define(name, "gauge", labels, help_)
@@ -66,7 +75,8 @@ class Metrics:
 
         def histogram(name: str, help_: str, buckets: Iterable[float], labels: tuple[str, ...] = ()) -> Histogram:
             define(name, "histogram", labels, help_)
-            return Histogram(f"warmroute_{name}", help_, labels, buckets=tuple(buckets), registry=registry)
+            made = Histogram(f"warmroute_{name}", help_, labels, buckets=tuple(buckets), registry=registry)
+            return remembered(made, labels)
 
         self.requests = counter(
             "requests",
@@ -198,6 +208,11 @@ class Metrics:
         )
         self.streams_open = gauge("extproc_streams_open", "ext-proc streams open now, one per request in flight.")
         self.reloads = counter("config_reloads", "Configuration reloads, by result: ok or refused.", ("result",))
+
+    def forget_endpoint(self, address: str) -> None:
+        """The endpoint is gone for good: its series go too."""
+        for metric in self._by_endpoint:
+            metric.remove_by_labels({"endpoint": address})
 
     def model(self, name: str) -> str:
         """The label for a model name: itself, or `other` beyond MAX_MODELS different ones."""

@@ -31,6 +31,7 @@ from gateway.config_source import ConfigError
 from gateway.cycle import Scheduler
 from gateway.data_sources import scrape_settings
 from gateway.decision_log import DecisionLog
+from gateway.departed_series import DepartedSeries
 from gateway.departure import Departures
 from gateway.dump_page import dump_page
 from gateway.event_streams import EventStreams
@@ -99,6 +100,7 @@ class Gateway:
         for collector in (ProcessCollector, PlatformCollector, GCCollector):
             collector(registry=self.registry)
         self.metrics = Metrics(self.registry)
+        self._departed = DepartedSeries(self.fleet, self.metrics)
         self.models = ServedModels(settings.models, self.fleet)
         self.predicted = predicted_of(config)
         self.streams = EventStreams(self.fleet, self.index, self.models, config, self.predicted)
@@ -354,6 +356,7 @@ class Gateway:
             for request_id in self.books.expire(now):
                 log.warning("request_expired request_id=%s", request_id)
             self.streams.follow_models()
+            self._departed.tick(now)
             self.watch.tick()
             if (seen := self._modified()) != self._seen:
                 self._seen = seen
