@@ -1,6 +1,6 @@
 """Every metric the gateway exports, in one place; docs/metrics.md is generated from here.
 
-Labels are bounded: endpoints by the fleet, reasons and steps by fixed sets, models by `MAX_MODELS` (the rest are `other`).
+Labels are bounded: endpoints by the fleet (`departed_series`), reasons and steps by fixed sets, models by `MAX_MODELS`.
 A help text ends with what to do when the value looks wrong.
 """
 
