@@ -124,11 +124,13 @@ class DynamoListener:
         """Drop the entries of that worker's path; its slot is free once the future is done."""
         return self._call(lambda: self._release((worker_id, rank)))
 
-    def observe(self, path: EventPath, keys: Sequence[int], prompt: int, predicted: int, cached: int) -> None:
+    def observe(
+        self, path: EventPath, keys: Sequence[int], prompt: int, predicted: int, cached: int, decided_at: float
+    ) -> None:
         """Pass on what an engine reported about a request (`EventPath.observe`)."""
 
         def pass_on() -> None:
-            path.observe(keys, prompt, predicted, cached, time.monotonic())
+            path.observe(keys, prompt, predicted, cached, time.monotonic(), decided_at)
 
         self._call(pass_on)
 

@@ -7,13 +7,15 @@ Live ingest and the replaying of recordings use this same path.
 """
 
 import logging
+import math
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
 import msgspec
 
-from event_ingest.events import AllBlocksCleared, BlockStored, Decoded, Skipped, event_kind
+from event_ingest.departed import Departed
+from event_ingest.events import AllBlocksCleared, BlockRemoved, BlockStored, Decoded, Skipped, event_kind
 from event_ingest.events import Reason as SkipReason
 from event_ingest.operations import Add, Clear, Dense, Operation, Remove
 from event_ingest.reblock import Reblocker
@@ -80,6 +82,7 @@ class EventPath:
         self.on_stored: Callable[[BlockStored, float], None] | None = None
         """Hears every stored event after it was applied, with the caller's time; on the feeding thread."""
         self._index = index
+        self._departed = Departed()
         self._predicted = predicted
         self._trust = self.stream.trust
         self._unmodelled = ""
@@ -151,15 +154,26 @@ class EventPath:
         return self._carry_out(self.stream.live(seq, ts, decoded, now), now)
 
     def observe(
-        self, keys: Sequence[int], prompt_tokens: int, predicted_tokens: int, cached_tokens: int, now: float
+        self,
+        keys: Sequence[int],
+        prompt_tokens: int,
+        predicted_tokens: int,
+        cached_tokens: int,
+        now: float,
+        decided_at: float = math.inf,
     ) -> list[Outcome]:
         """An engine reported how much of a prompt it had cached: confirm or drop suspects, judge the trust.
 
-        `keys` are the prompt's block keys at this stream's block size, `predicted_tokens` what was predicted for it here.
+        `keys` are the prompt's block keys at this stream's block size, `predicted_tokens` what was predicted for it here at
+        `decided_at`. Fewer cached tokens are no fault of the stream where it has announced since then that the first missing
+        block is gone: the engine made room before it came to this prompt.
         """
         engine_block = self.engine_block_tokens or 1
         usable = max(prompt_tokens - 1, 0) // engine_block * engine_block
         self._operate(self.ledger.confirm(keys[: usable // (self.block_tokens or 1)], cached_tokens))
+        missing = cached_tokens // (self.block_tokens or 1)
+        if predicted_tokens > cached_tokens and missing < len(keys) and self._departed.since(keys[missing], decided_at):
+            return self._settle(now)
         self._judgements.append(predicted_tokens - cached_tokens)
         self._agreed = self._agreed + 1 if predicted_tokens == cached_tokens else 0
         over = sum(1 for difference in self._judgements if difference > 0)
@@ -211,6 +225,7 @@ class EventPath:
                 case AskReplay():
                     outcomes.append(effect)
                 case DropAll(reason):
+                    self._departed.cleared(now)
                     log.warning("cache_replaced stream=%s reason=%s keys=%d", self.name, reason, self.ledger.held_keys)
                     self._operate(self.ledger.clear(forget_groups=True))
                     self._unmodelled = ""
@@ -245,10 +260,16 @@ class EventPath:
             self.ledger.learn(decoded.batch.events)
         for event in decoded.batch.events:
             self.events[event_kind(event)] += 1
-            self._operate(self.ledger.apply(event))
+            operations = self.ledger.apply(event)
+            self._operate(operations)
+            if isinstance(event, BlockRemoved):
+                for operation in operations:
+                    if isinstance(operation, Remove):
+                        self._departed.left(operation.keys, now)
             if self.on_stored is not None and isinstance(event, BlockStored):
                 self.on_stored(event, now)
             if isinstance(event, AllBlocksCleared):
+                self._departed.cleared(now)
                 self.stream.cleared(seq, now)
             elif isinstance(event, BlockStored) and self.verifier is not None and not self.verifier.done:
                 known = self.verifier.mismatch

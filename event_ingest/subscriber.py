@@ -90,13 +90,15 @@ class Subscriber:
         """Stop listening and drop the entries of the path of that name; its slot is free once the future is done."""
         return self._call(lambda: self._remove(name))
 
-    def observe(self, name: str, keys: Sequence[int], prompt: int, predicted: int, cached: int) -> None:
+    def observe(
+        self, name: str, keys: Sequence[int], prompt: int, predicted: int, cached: int, decided_at: float
+    ) -> None:
         """Pass on what an engine reported about a request (`EventPath.observe`)."""
 
         def pass_on() -> None:
             stream = self._streams.get(name)
             if stream is not None:
-                self._handle(stream, stream.path.observe(keys, prompt, predicted, cached, time.monotonic()))
+                self._handle(stream, stream.path.observe(keys, prompt, predicted, cached, time.monotonic(), decided_at))
 
         self._call(pass_on)
 

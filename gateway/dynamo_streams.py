@@ -120,8 +120,10 @@ class DynamoStreams:
         self.slots.pop(slot, None)
         return self._listener.release(*self._workers.pop(slot))
 
-    def observe(self, path: EventPath, keys: Sequence[int], prompt: int, predicted: int, cached: int) -> None:
-        self._listener.observe(path, keys, prompt, predicted, cached)
+    def observe(
+        self, path: EventPath, keys: Sequence[int], prompt: int, predicted: int, cached: int, decided_at: float
+    ) -> None:
+        self._listener.observe(path, keys, prompt, predicted, cached, decided_at)
 
     def alarm(self) -> str:
         """What is wrong with the subscription as a whole; empty while all is well."""

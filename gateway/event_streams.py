@@ -210,13 +210,15 @@ class EventStreams:
             return path.trust if slot not in self._unusable else self._nothing
         return self._nothing if self._with_addresses(self._fleet.endpoint(slot)).events is None else self._waiting
 
-    def confirmed(self, slot: int, keys: Sequence[int], prompt_tokens: int, predicted: int, cached: int) -> None:
+    def confirmed(
+        self, slot: int, keys: Sequence[int], prompt_tokens: int, predicted: int, cached: int, decided_at: float
+    ) -> None:
         """An engine reported `cached` tokens where `predicted` were expected."""
         path = self._paths.get(slot)
         if path is not None and self.dynamo is not None and slot in self.dynamo.slots:
-            self.dynamo.observe(path, keys, prompt_tokens, predicted, cached)
+            self.dynamo.observe(path, keys, prompt_tokens, predicted, cached, decided_at)
         elif path is not None:
-            self._subscriber.observe(path.name, keys, prompt_tokens, predicted, cached)
+            self._subscriber.observe(path.name, keys, prompt_tokens, predicted, cached, decided_at)
 
     # What metrics and the admin port ask
 

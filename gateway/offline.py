@@ -34,7 +34,9 @@ class Refused(Exception):
 
 
 class NoAccuracy:
-    def confirmed(self, slot: int, keys: Any, prompt_tokens: int, predicted: int, cached: int) -> None:
+    def confirmed(
+        self, slot: int, keys: Any, prompt_tokens: int, predicted: int, cached: int, decided_at: float
+    ) -> None:
         """Nothing is ever sent, so nothing is ever confirmed."""
 
 

@@ -25,7 +25,9 @@ log = logging.getLogger(__name__)
 class Accuracy(Protocol):
     """Who wants to know how good a prediction was."""
 
-    def confirmed(self, slot: int, keys: Sequence[int], prompt_tokens: int, predicted: int, cached: int) -> None:
+    def confirmed(
+        self, slot: int, keys: Sequence[int], prompt_tokens: int, predicted: int, cached: int, decided_at: float
+    ) -> None:
         """An engine reported `cached` tokens of a prompt with these block keys, where `predicted` were expected."""
         ...
 
@@ -163,7 +165,8 @@ class RouteObserver:
             return
         direction = "over" if predicted > actual else "under"
         self._metrics.cached_error.labels(name, direction).observe(abs(predicted - actual))
-        self._accuracy.confirmed(self._slot, self._sent.keys, self._sent.prompt_tokens, predicted, actual)
+        sent = self._sent
+        self._accuracy.confirmed(self._slot, sent.keys, sent.prompt_tokens, predicted, actual, sent.sent_at)
 
     def _name(self) -> str:
         return self._address

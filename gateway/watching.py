@@ -54,12 +54,14 @@ class Watching:
         where, role = self._place(slot)
         self.rules.routed(where, role, prompt_tokens, best, chosen, self._block_tokens(slot), self._clock())
 
-    def confirmed(self, slot: int, keys: Sequence[int], prompt_tokens: int, predicted: int, cached: int) -> None:
+    def confirmed(
+        self, slot: int, keys: Sequence[int], prompt_tokens: int, predicted: int, cached: int, decided_at: float
+    ) -> None:
         """See `gateway.response_path.Accuracy`."""
         where, role = self._place(slot)
         block = self._block_tokens(slot)
         self.rules.reported(where, role, prompt_tokens, predicted, cached, block, self._clock())
-        self._streams.confirmed(slot, keys, prompt_tokens, predicted, cached)
+        self._streams.confirmed(slot, keys, prompt_tokens, predicted, cached, decided_at)
 
     def ended(self, task: "asyncio.Task[None]") -> None:
         """A background task is done. Being cancelled, or simply through, is no alarm."""

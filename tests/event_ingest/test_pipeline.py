@@ -200,3 +200,15 @@ def test_counters_have_one_name_each_and_no_secrets() -> None:
     assert path.verifier.mismatch
     assert path.trust.state == "exact"  # keys come from tokens: the engine's own hashes do not matter
     assert tier.GPU == 0
+
+
+def test_blocks_that_were_evicted_between_a_decision_and_its_prefill_are_no_fault() -> None:
+    path = path_on(Index())
+    path.feed(frames(0, stored(TOKENS)), 0.0)
+    path.feed(frames(1, {"type": "BlockRemoved", "block_hashes": [3, 4], "medium": "GPU"}), 5.0)
+    for _ in range(20):
+        path.observe(KEYS, 17, 16, 8, 6.0, 4.0)  # decided before the eviction was announced
+    assert path.trust.state == "exact"
+    for _ in range(8):
+        path.observe(KEYS, 17, 16, 8, 6.0, 5.5)  # decided after it: these blocks should not have been counted
+    assert str(path.trust) == "degraded(overpredicted)"

@@ -228,9 +228,9 @@ async def test_what_engines_report_reaches_the_workers_path(start: Any) -> None:
     await world.until(lambda: world.tokens()[0] == 96, "the blocks")
     keys = world.matcher.keys(PROMPT, SERVED).for_slot(0)
     for _ in range(8):
-        world.streams.confirmed(0, keys, 100, 96, 0)
+        world.streams.confirmed(0, keys, 100, 96, 0, time.monotonic())
     await world.until(lambda: str(world.streams.trust(0)) == "degraded(overpredicted)", "the doubt")
-    world.streams.confirmed(0, keys, 100, 96, 0)
+    world.streams.confirmed(0, keys, 100, 96, 0, time.monotonic())
     await world.until(lambda: world.tokens()[0] == 0, "what was disproved is dropped")
 
 

@@ -47,7 +47,9 @@ class Running:
 
     def write(self, **settings: Any) -> None:
         self.document["warmroute"].update(settings)
-        self.file.write_text(yaml.safe_dump(self.document))
+        new = self.folder / "new.yaml"
+        new.write_text(yaml.safe_dump(self.document))
+        new.rename(self.file)  # at once: the gateway may be reading it
 
     def write_endpoints(self, count: int) -> None:
         entries = [{"name": f"e{n}", "address": HOST, "port": str(9000 + n)} for n in range(count)]

@@ -71,7 +71,9 @@ class Confirmations:
     def __init__(self) -> None:
         self.seen: list[tuple[int, int, int]] = []
 
-    def confirmed(self, slot: int, keys: Any, prompt_tokens: int, predicted: int, cached: int) -> None:
+    def confirmed(
+        self, slot: int, keys: Any, prompt_tokens: int, predicted: int, cached: int, decided_at: float
+    ) -> None:
         self.seen.append((slot, predicted, cached))
 
 

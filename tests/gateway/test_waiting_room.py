@@ -61,7 +61,9 @@ class Streams:
 
 
 class Ignored:
-    def confirmed(self, slot: int, keys: Any, prompt_tokens: int, predicted: int, cached: int) -> None:
+    def confirmed(
+        self, slot: int, keys: Any, prompt_tokens: int, predicted: int, cached: int, decided_at: float
+    ) -> None:
         pass
 
 
