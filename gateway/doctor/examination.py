@@ -130,11 +130,13 @@ async def _through_envoy(
     envoy = envoy or running
     address = front(envoy) if envoy else None
     model = next((probe.model for probe in probes if not probe.error and probe.chat), None)
-    if envoy is None or running is None or address is None or model is None:
+    if envoy is None or address is None or model is None:
         return envoy
     body = {"model": model, "messages": [{"role": "user", "content": "ping"}], "max_tokens": 1}
     first, _ = await read_metrics(session, gateway_url)
     status = await send(session, address, body)
+    if status is None and running is None:
+        return envoy  # the file is there, and nobody listens where it says
     second, _ = await read_metrics(session, gateway_url)
     counted = None
     if first and second:

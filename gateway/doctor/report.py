@@ -12,8 +12,15 @@ def report_text(report: Report) -> str:
 
 
 def _lines(report: Report) -> Iterator[str]:
+    skipped: dict[str, list[str]] = {}
     for checked in report.checks:
-        yield f"{MARKS[checked.ok]}  {checked.title}" + (f"  ({checked.skipped})" if checked.skipped else "")
+        if checked.ok is None:
+            skipped.setdefault(checked.skipped, []).append(checked.title)
+        else:
+            yield f"{MARKS[checked.ok]}  {checked.title}"
+    for reason, titles in skipped.items():
+        yield f"{MARKS[None]}  {'; '.join(titles)}"
+        yield f"         because: {reason}"
     for finding in report.findings:
         yield ""
         yield f"{finding.severity}: {finding.id}: {finding.where}"
