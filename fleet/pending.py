@@ -33,7 +33,9 @@ class PendingPrompts:
     def __init__(self) -> None:
         self._root = _Node((), 0, 0)
         self._prompts = 0
-        self._answered: tuple[Sequence[int], Vector] | None = None  # until something changes: scorers, deciders ask alike
+        self._answered: tuple[Sequence[int], Vector] | None = (
+            None  # until something changes: scorers, deciders ask alike
+        )
 
     def __len__(self) -> int:
         """Prompts held."""

@@ -170,9 +170,9 @@ class SelfWatch:
         on = {(alarm, where): detail for rule in rules for alarm, where, detail in rule(streams, now)}
         for name in dead:
             on["thread_died", name] = "what it did is not done any more; restart the gateway"
-        before, self.alarms = self.alarms, on
-        raised = [Change(alarm=a, where=w, on=True, detail=d) for (a, w), d in on.items() if (a, w) not in before]
-        return raised + [Change(alarm=a, where=w, on=False) for a, w in before if (a, w) not in on]
+        were, self.alarms = self.alarms, on
+        raised = [Change(alarm=a, where=w, on=True, detail=d) for (a, w), d in on.items() if (a, w) not in were]
+        return raised + [Change(alarm=a, where=w, on=False) for a, w in were if (a, w) not in on]
 
     def events_per_s(self, where: str) -> float:
         """Events of a stream per second over the window."""

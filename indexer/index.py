@@ -190,7 +190,9 @@ class Index:
         share = -(-keys // len(self._shards))
         for shard in self._shards:
             with shard.lock:
-                found = [(key, held, shard.tiers.get(key)) for key, held in islice(reversed(shard.holders.items()), share)]
+                found = [
+                    (key, held, shard.tiers.get(key)) for key, held in islice(reversed(shard.holders.items()), share)
+                ]
             yield from ((key, per_tier or (held, 0, 0)) for key, held, per_tier in found)
 
     def __len__(self) -> int:
