@@ -211,7 +211,7 @@ class Settings(Section, frozen=True, kw_only=True):
     """The same, read from a file, again for every request."""
     tls: Tls | None = None
     models: dict[str, Model] = {}
-    max_body_bytes: Quantity = 32 * 2**20
+    max_body_bytes: Annotated[Quantity, msgspec.Meta(gt=0)] = 32 * 2**20
     """A larger request body is answered with 413."""
     response_headers: bool = False
     """Tell clients in response headers where their request went and what was found cached."""

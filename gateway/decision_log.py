@@ -80,7 +80,7 @@ class DecisionLog:
         """Remember a decision; to be called before the books are charged with it."""
         slots = set(np.flatnonzero(found.raw_tokens)[:MOST_TRUSTED].tolist()) if found is not None else set()
         for run in outcome.runs.values():
-            slots.update(run.picked.tolist())
+            slots.update((*run.picked.tolist(), *run.candidates[:MOST_TRUSTED].tolist()))
         matches = {name: msgspec.structs.replace(match, keys=()) for name, match in request.matches.items()}
         kept = Kept(
             at=time.time(),

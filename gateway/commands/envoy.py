@@ -38,7 +38,10 @@ def command(
     if output is None:
         click.echo(text, nl=False)
     else:
-        output.write_text(text)
+        try:
+            output.write_text(text)
+        except OSError as error:
+            raise click.FileError(str(output), error.strerror or str(error)) from error
         click.echo(f"wrote {output}", err=True)
 
 
