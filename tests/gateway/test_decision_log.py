@@ -94,7 +94,7 @@ def test_match_work_and_trust_of_every_candidate_are_told() -> None:
     )  # fmt: skip
     assert first["work"]["own_s"] < second["work"]["own_s"]
     assert first["work"]["cached"] == 256
-    assert second["trust"] == "degraded(lost_batches)"
+    assert second["trust"] == "exact"
 
 
 def test_a_header_is_added_only_where_it_is_asked_for_and_never_too_long() -> None:
