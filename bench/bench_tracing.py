@@ -59,7 +59,9 @@ class Streams:
 
 
 class Confirmations:
-    def confirmed(self, slot: int, keys: Any, prompt_tokens: int, predicted: int, cached: int) -> None:
+    def confirmed(
+        self, slot: int, keys: Any, prompt_tokens: int, predicted: int, cached: int, decided_at: float
+    ) -> None:
         """Nothing is learned."""
 
 
