@@ -50,7 +50,7 @@ async def _panel(running: Trial, panel: Panel, start: float, end: float) -> dict
         query = query.replace("$__rate_interval", "15s").replace("$instance", ".*")
         for found in await running.ask_range(query, start, end, (end - start) / POINTS):
             labels = found["metric"]
-            name = re.sub(r"{{(\w+)}}", lambda match, of=labels: of.get(match[1], ""), legend)
+            name = re.sub(r"{{(\w+)}}", lambda match, of=labels: str(of.get(match[1], "")), legend)
             for address, endpoint in names.items():
                 name = name.replace(address, endpoint)
             points = [(float(at), float(value)) for at, value in found["values"]]
