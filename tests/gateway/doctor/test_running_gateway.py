@@ -92,7 +92,9 @@ async def test_a_healthy_fleet_with_gateway_and_envoy_gets_a_clean_bill(world: A
     started = time.monotonic()
     report = await world.examine()
     assert report.findings == []
-    assert [checked.id for checked in report.checks if not checked.ok] == []
+    assert {checked.skipped for checked in report.checks if not checked.ok} == {
+        "the configuration has no warmroute.dynamo"
+    }
     assert time.monotonic() - started < 30
     again = await world.examine()
     assert again.findings == [], "the first examination left nothing behind"
