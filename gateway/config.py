@@ -217,7 +217,7 @@ def _check_models(settings: Settings, plugins: Plugins) -> None:
 
 def _check_tokenizer(path: str, at: tuple[str | int, ...], decoder: Decoder) -> None:
     if not Path(path).is_dir():
-        decoder.report(at, f"no directory {path}")
+        decoder.report(at, f"no directory {path}, and no such model in the local Hugging Face cache")
     elif not any((Path(path) / name).is_file() for name in ("tokenizer.json", "tokenizer.json.xz")):
         decoder.report(at, f"{path} holds no tokenizer.json or tokenizer.json.xz")
 

@@ -443,3 +443,14 @@ def test_a_decision_may_take_as_long_as_a_request_may_wait() -> None:
 def test_objectives_are_names_with_priorities() -> None:
     config = load_text(f"{HEAD}plugins: []\nwarmroute: {{objectives: {{chat: 10, batch: -1}}}}\n")
     assert config.settings.objectives == {"chat": 10, "batch": -1}
+
+
+def test_a_tokenizer_may_be_a_model_of_the_hugging_face_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    snapshot = tmp_path / "hub" / "models--org--name" / "snapshots" / "abc"
+    snapshot.mkdir(parents=True)
+    (snapshot / "tokenizer.json").write_text("{}")
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
+    text = "plugins: [{type: token-producer, parameters: {local: {path: org/name}}}]\n"
+    config = load_text("apiVersion: llm-d.ai/v1alpha1\nkind: EndpointPickerConfig\n" + text, str(tmp_path / "c.yaml"))
+    assert config.token_producer.parameters.local is not None
+    assert config.token_producer.parameters.local.path == str(snapshot)
