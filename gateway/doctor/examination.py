@@ -21,6 +21,7 @@ from gateway.doctor import (  # noqa: F401 - importing a module registers its ch
     engine_checks,
     envoy_checks,
     event_checks,
+    event_order_checks,
     gateway_checks,
     prompt_checks,
 )

@@ -16,7 +16,10 @@ Severity = Literal["error", "warning"]
 """error: something does not work; warning: it works, and is worth less than it could be, or is fragile."""
 
 PAGE = "docs/troubleshooting.md"
-AREAS = ("engine_checks", "event_checks", "prompt_checks", "dynamo_checks", "gateway_checks", "envoy_checks")
+AREAS = (
+    *("engine_checks", "event_checks", "event_order_checks", "prompt_checks", "dynamo_checks"),
+    *("gateway_checks", "envoy_checks"),
+)
 """Modules with checks."""
 
 
