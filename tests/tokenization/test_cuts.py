@@ -18,7 +18,7 @@ from tokenization.encoders import FastokensEncoder, ReferenceEncoder
 from tokenization.local import LocalTokenizer
 from tokenization.segments import SegmentedEncoder
 
-CHATS_PER_TOKENIZER = int(os.environ.get("WARMROUTE_ADVERSARIAL_CHATS", "1000"))
+CHATS_PER_TOKENIZER = int(os.environ.get("WARMROUTE_ADVERSARIAL_CHATS", "2000"))
 START, END = "<|im_start|>", "<|im_end|>"
 
 Spec = dict[str, Any]
