@@ -46,7 +46,7 @@ $(ENVOY)/.ready: requirements/envoy.txt
 	touch $@
 
 $(VLLM)/.ready: tests/vllm/install_vllm.sh
-	PYTHON=$(PYTHON) tests/vllm/install_vllm.sh $(VLLM)
+	PYTHON=$(PYTHON) tests/vllm/install_vllm.sh $(VLLM) --nixl
 	touch $@
 
 # Needs `uv`. Versions are chosen here and nowhere else.

@@ -8,7 +8,7 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -59,6 +59,7 @@ class Served(NamedTuple):
     name: str
     blocks: int = 160
     options: tuple[str, ...] = ()
+    environment: Mapping[str, str] = {}
 
 
 class Engine:
@@ -96,6 +97,7 @@ class Engine:
             *(str(part) for option in options.items() for part in option),
             *("--enforce-eager", "--enable-prefix-caching", "--enable-prompt-tokens-details", *served.options),
         ]
+        self._environment = {**os.environ, **ENVIRONMENT, **served.environment}
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
@@ -105,7 +107,7 @@ class Engine:
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=subprocess.STDOUT,
-                env={**os.environ, **ENVIRONMENT},
+                env=self._environment,
                 start_new_session=True,
             )
 
@@ -148,10 +150,14 @@ class Engine:
 class Fleet:
     """Engines, gateway, Envoy and a client session."""
 
-    def __init__(self, folder: Path, *serving: Served) -> None:
+    def __init__(
+        self, folder: Path, *serving: Served, configure: Callable[[dict[str, Any]], None] = lambda config: None
+    ) -> None:
+        """`configure` changes the gateway's configuration before it is written."""
         self.folder = folder
-        self.ports = choose_ports(_free_port(), len(serving))
-        self.admin = _free_port()
+        self.ports = choose_ports(free_port(), len(serving))
+        self.admin = free_port()
+        self._configure = configure
         self.engines = [Engine(number, self.ports, served, folder) for number, served in enumerate(serving)]
         self.started_s = 0.0
         self.session: aiohttp.ClientSession
@@ -195,6 +201,7 @@ class Fleet:
         config["warmroute"].update(
             adminPort=self.admin, decideTimeout="10s", models={}, events={"hashAlgorithm": "sha256", "hashSeed": "42"}
         )
+        self._configure(config)
         picker, envoy = self.folder / "warmroute.yaml", self.folder / "envoy.yaml"
         picker.write_text(yaml.safe_dump(config, sort_keys=False))
         envoy.write_text(envoy_yaml(envoy_parameters(self.ports)))
@@ -254,7 +261,7 @@ async def _cancel(task: "asyncio.Task[None]") -> None:
         await task
 
 
-def _free_port() -> int:
+def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
