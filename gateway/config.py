@@ -140,6 +140,7 @@ def load_source(source: Source) -> LoadedConfig:
     plugins.bind(written)
     handler = wiring.handler(profiles, plugins)
     _check_models(document.warmroute, plugins)
+    _check_ports(document.warmroute, plugins)
     has_tokenizers = any(model and model.tokenizer for model in document.warmroute.models.values())
     token_producer = wiring.token_producer(plugins, has_tokenizers)
     if token_producer.parameters.local:
@@ -198,6 +199,20 @@ def _check_head(document: Document, plugins: Plugins) -> None:
     flow = document.flow_control
     if flow and msgspec.structs.replace(flow, saturation_detector=None) != type(flow)():
         plugins.warn(("flowControl",), "has no effect without the gate flowControl, except saturationDetector")
+
+
+def _check_ports(settings: Settings, plugins: Plugins) -> None:
+    taken: dict[int, str] = {}
+    for name, port in (
+        ("grpcPort", settings.grpc_port),
+        ("grpcHealthPort", settings.grpc_health_port),
+        ("metricsPort", settings.metrics_port),
+        ("adminPort", settings.admin_port),
+    ):
+        if port is not None and (other := taken.setdefault(port, name)) != name:
+            plugins.decoder.report(
+                ("warmroute", name), f"{port} is already warmroute.{other}; every port needs its own number"
+            )
 
 
 def _check_models(settings: Settings, plugins: Plugins) -> None:

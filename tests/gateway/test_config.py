@@ -454,3 +454,9 @@ def test_a_tokenizer_may_be_a_model_of_the_hugging_face_cache(tmp_path: Path, mo
     config = load_text("apiVersion: llm-d.ai/v1alpha1\nkind: EndpointPickerConfig\n" + text, str(tmp_path / "c.yaml"))
     assert config.token_producer.parameters.local is not None
     assert config.token_producer.parameters.local.path == str(snapshot)
+
+
+def test_two_servers_cannot_have_one_port() -> None:
+    head = "apiVersion: llm-d.ai/v1alpha1\nkind: EndpointPickerConfig\nplugins: []\n"
+    with pytest.raises(ConfigError, match=r"warmroute\.metricsPort: 9002 is already warmroute\.grpcPort"):
+        load_text(head + "warmroute: {metricsPort: 9002}\n")
