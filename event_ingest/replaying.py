@@ -25,7 +25,7 @@ from typing import Any
 import msgspec
 
 from event_ingest.pipeline import EventPath
-from event_ingest.recording import Message, Meta, Request, read, read_meta
+from event_ingest.recording import Message, Meta, RecordingError, Request, read, read_meta
 from event_ingest.stream import Limits
 from event_ingest.verify import Hashes, Verifier
 from event_ingest.vllm_wire import decode
@@ -125,6 +125,8 @@ def replay_recording(file: Path, meta_file: Path | None = None, block_tokens: in
     Raises RecordingError for files that are none, OSError where they cannot be read.
     """
     messages = list(read(file))
+    if not messages:
+        raise RecordingError(f"{file} holds no messages; `warmroute events record` writes recordings")
     meta = read_meta(meta_file) if meta_file is not None else Meta()
     index = Index()
     players = _players(index, messages, meta, block_tokens)

@@ -11,7 +11,7 @@ from fleet.discovery import FileDiscovery
 from fleet.plugin import Plugin, registered
 from gateway.config_decode import Decoder
 from gateway.config_document import PluginEntry
-from gateway.config_source import At, Problem, did_you_mean
+from gateway.config_source import At, Problem, did_you_mean, nearest
 from gateway.unsupported import UNSUPPORTED, refusal
 
 P = TypeVar("P", bound=Plugin)
@@ -28,7 +28,9 @@ class Plugins:
         self.used: set[str] = set()
         """Names that something refers to."""
         self._broken: dict[str, type[Plugin] | None] = {}
-        """Names whose entries have been reported, and their types where known."""
+        """Names whose entries have been reported, and their types where known or guessed."""
+        self._no_names: set[str] = set()
+        """Those of them that are misspelt types: nobody means them, so they are never suggested."""
 
     def warn(self, at: At, message: str) -> None:
         self.warnings.append(self.decoder.source.problem(at, message))
@@ -75,10 +77,7 @@ class Plugins:
     def _make(self, name: str, entry: PluginEntry, at: At) -> None:
         kind = registered().get(entry.type)
         if kind is None:
-            known = [*registered(), *UNSUPPORTED]
-            message = refusal(entry.type) or f"no plugin type {entry.type!r}{did_you_mean(entry.type, known)}"
-            self.decoder.report((*at, "type"), message)
-            self._broken[name] = kind
+            self._unknown(name, entry, at)
             return
         if kind.deprecated:
             self.warn((*at, "type"), f"{entry.type!r} is deprecated: {kind.deprecated}")
@@ -93,6 +92,20 @@ class Plugins:
         except ValueError as error:  # a plugin may check its parameters against each other
             self.decoder.report((*at, "parameters"), str(error))
             self._broken[name] = kind
+            return
+        self._broken.pop(name, None)  # guessed from an earlier misspelt entry, and here it is after all
+
+    def _unknown(self, name: str, entry: PluginEntry, at: At) -> None:
+        """Report a type that there is not. What refers to the type that was meant is then no second problem."""
+        known = [*registered(), *UNSUPPORTED]
+        message = refusal(entry.type) or f"no plugin type {entry.type!r}{did_you_mean(entry.type, known)}"
+        self.decoder.report((*at, "type"), message)
+        meant = None if entry.type in UNSUPPORTED else nearest(entry.type, known)
+        self._broken[name] = registered().get(meant or "")
+        if name == entry.type:
+            self._no_names.add(name)
+            if meant and meant not in self.at:
+                self._broken[meant] = registered().get(meant)
 
     def _placed(self, parameters: plugin.Parameters) -> plugin.Parameters:
         """Relative files of plugins that cannot know where the configuration is."""
@@ -106,7 +119,7 @@ class Plugins:
         """The instances of a kind by name, in their order."""
         return {name: instance for name, instance in self.instances.items() if isinstance(instance, kind)}
 
-    def broken(self, kind: type[Plugin]) -> bool:
+    def broken(self, kind: type[Plugin] = Plugin) -> bool:
         """Whether an entry of this kind could not be used; then its absence is no second problem."""
         return any(known is not None and issubclass(known, kind) for known in self._broken.values())
 
@@ -123,7 +136,8 @@ class Plugins:
         self.used.add(name)
         instance = self.instances.get(name)
         if instance is None:
-            raise LookupError(f"no plugin named {name!r}{did_you_mean(name, [*self.instances, *self._broken])}")
+            known = [*self.instances, *(it for it in self._broken if it not in self._no_names)]
+            raise LookupError(f"no plugin named {name!r}{did_you_mean(name, known)}")
         if not isinstance(instance, kind):
             wanted = wanted or f"a {kind.__name__.lower()}"
             raise LookupError(f"{name!r} is of type {instance.type!r}, which is not {wanted}")

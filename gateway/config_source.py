@@ -74,11 +74,17 @@ def render(at: At) -> str:
     return text
 
 
-def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """`; did you mean 'x'?` for the nearest known word, or nothing."""
+def nearest(word: str, known: Iterable[str]) -> str | None:
+    """The known word that `word` was probably meant to be."""
     lower = {name.lower(): name for name in known}
     close = difflib.get_close_matches(word.lower(), lower, n=1, cutoff=0.6)
-    return f"; did you mean {lower[close[0]]!r}?" if close else ""
+    return lower[close[0]] if close else None
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """`; did you mean 'x'?` for the nearest known word, or nothing."""
+    meant = nearest(word, known)
+    return f"; did you mean {meant!r}?" if meant else ""
 
 
 def read_file(path: Path) -> Source:

@@ -179,6 +179,8 @@ def token_producer(plugins: Plugins, has_tokenizers: bool) -> TokenProducer:
     else:
         found = next(iter(declared.values()), None) or plugins.inject(TokenProducer.type, TokenProducer)
     kind = found.parameters.kind
+    if plugins.broken(TokenProducer):
+        return found
     if kind == "estimate" or (kind == "models" and not has_tokenizers):
         for name in plugins.of(PrecisePrefixCacheProducer):
             plugins.warn(
@@ -233,6 +235,8 @@ def discovery(document: Document, plugins: Plugins) -> Discovery | None:
         plugins.used.add(name)
         plugins.warn(("dataLayer",), f"no discovery is named: {name!r} is used; write discovery: {{pluginRef: {name}}}")
         return found
+    if plugins.broken(Discovery):
+        return None
     what = f"one of {', '.join(declared)}" if declared else "a static-discovery or file-discovery plugin"
     plugins.warn(
         ("dataLayer",), f"no discovery, so there are no endpoints: name {what} in dataLayer.discovery.pluginRef"
@@ -290,7 +294,9 @@ def queue(plugins: Plugins) -> tuple[ExpectedWorkQueue, ExpectedWorkScorer] | No
 
 
 def unused(plugins: Plugins) -> None:
-    """Warn of filters, scorers and deciders that nothing refers to."""
+    """Warn of filters, scorers and deciders that nothing refers to, unless what was to refer to them is broken."""
+    if plugins.broken():
+        return
     for name, instance in plugins.instances.items():
         if name not in plugins.used and isinstance(instance, Filter | Scorer | Decider):
             plugins.warn(plugins.at[name], f"{name!r} is declared and never used")

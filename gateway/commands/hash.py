@@ -39,6 +39,11 @@ def command(
     """
     ids = _ids(sys.stdin.read().split() if tokens == ("-",) else list(tokens))
     blocks = len(ids) // block_size
+    if not blocks:
+        raise click.UsageError(
+            f"{len(ids)} token ids do not fill one block of {block_size}, and only full blocks have a hash: give at least "
+            f"{block_size} ids, or the engine's --block-size"
+        )
     result: dict[str, Any] = {"block_size": block_size, "blocks": blocks, "left_over": len(ids) % block_size}
     extras = [ExtraKeys(lora=lora, salt=salt if number == 0 else None) for number in range(blocks)]
     chosen = tuple(Algorithm) if algorithm == "all" else (Algorithm(algorithm),)

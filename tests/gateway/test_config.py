@@ -65,6 +65,56 @@ def test_a_reference_to_a_plugin_that_was_reported_itself_is_no_second_problem()
 
 
 @pytest.mark.parametrize(
+    ("misspelt", "meant", "text"),
+    [
+        ("queue-scorrer", "queue-scorer", "schedulingProfiles: [{name: a, plugins: [{pluginRef: queue-scorer}]}]\n"),
+        ("disagg-profile-handlr", "disagg-profile-handler", "schedulingProfiles: [{name: decode}, {name: prefill}]\n"),
+        ("static-discvery", "static-discovery", DISCOVERY),
+        ("openai-parsr", "openai-parser", "requestHandler: {parsers: [{pluginRef: openai-parser}]}\n"),
+        ("approx-prefix-cache-producr", "approx-prefix-cache-producer", ""),
+        ("expected-work-scorrer", "expected-work-scorer", "- type: expected-work-queue\n"),
+        ("prefix-based-pd-decidr", "prefix-based-pd-decider",
+         "- type: disagg-profile-handler\n  parameters: {deciders: {prefill: prefix-based-pd-decider}}\n"
+         "schedulingProfiles: [{name: decode}, {name: prefill}]\n"),
+        ("precise-prefix-cache-producr", "precise-prefix-cache-producer",
+         "- type: prefix-cache-scorer\n"
+         "  parameters: {prefixMatchInfoProducerName: precise-prefix-cache-producer}\n"),
+    ],
+)  # fmt: skip
+def test_a_misspelt_type_is_the_only_problem_whoever_refers_to_it(misspelt: str, meant: str, text: str) -> None:
+    assert problems(f"plugins:\n- type: {misspelt}\n{text}") == [
+        f"c.yaml:4: plugins[0].type: no plugin type {misspelt!r}; did you mean {meant!r}?"
+    ]
+
+
+def test_what_a_misspelt_type_leaves_unused_or_undiscovered_is_no_warning() -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_text(f"{HEAD}plugins:\n- type: static-discvery\n- type: queue-scorer\nschedulingProfiles: [{{name: a}}]\n")
+    assert caught.value.warnings == []
+
+
+def test_a_misspelt_type_is_never_suggested_but_its_name_is() -> None:
+    found = problems(
+        "plugins:\n- {name: mine, type: queue-scorrer}\n- {type: kv-cache-utilization-scorrer}\nschedulingProfiles:\n"
+        "- {name: a, plugins: [{pluginRef: mines}, {pluginRef: kv-cache-utilization-scorerr}]}\n"
+    )
+    assert [text.partition("; ")[2] for text in found] == [
+        "did you mean 'queue-scorer'?",
+        "did you mean 'kv-cache-utilization-scorer'?",
+        "did you mean 'mine'?",
+        "did you mean 'kv-cache-utilization-scorer'?",
+    ]
+
+
+def test_a_type_that_is_also_spelt_right_is_checked_as_ever() -> None:
+    found = problems(
+        "plugins: [{type: queue-scorrer}, {type: queue-scorer}]\nrequestHandler: {parsers: [{pluginRef: queue-scorer}]}\n"
+    )
+    assert len(found) == 2
+    assert "'queue-scorer' is of type 'queue-scorer', which is not a parser" in found[1]
+
+
+@pytest.mark.parametrize(
     ("text", "message"),
     [
         ("plugins:\n- type: nonsense\n", "plugins[0].type: no plugin type 'nonsense'"),
