@@ -184,8 +184,9 @@ class EventPath:
             self.stream.doubt(Reason.OVERPREDICTED, detail, self.stream.next_seq or 0, now)
         elif self._agreed >= _HEAL_AFTER and not self.ledger.suspects:
             self.stream.heal(now)
-        if predicted_tokens > cached_tokens or self._unannounced(keys, prompt_tokens):
-            return self._carry_out(self.stream.probe(now), now)
+        stale = predicted_tokens > cached_tokens
+        if stale or self._unannounced(keys, prompt_tokens):
+            return self._carry_out(self.stream.probe(now, stale=stale), now)
         return self._settle(now)
 
     def _unannounced(self, keys: Sequence[int], prompt_tokens: int) -> bool:

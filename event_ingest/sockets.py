@@ -9,6 +9,7 @@ import zmq
 from zmq.utils.monitor import recv_monitor_message
 
 BIND = "bind:"
+_HEARTBEAT_MS = 2_000
 
 Context = zmq.Context[zmq.Socket[bytes]]
 Socket = zmq.Socket[bytes]
@@ -46,9 +47,10 @@ def subscription(context: Context, address: str, topic: str = "") -> tuple[Socke
     try:
         _prepare(socket)
         socket.setsockopt(zmq.SUBSCRIBE, topic.encode())
-        socket.setsockopt(zmq.TCP_KEEPALIVE, 1)
-        socket.setsockopt(zmq.TCP_KEEPALIVE_IDLE, 30)
-        socket.setsockopt(zmq.HEARTBEAT_IVL, 10_000)
+        # An engine whose machine or wire vanished says no goodbye. libzmq answers heartbeats in a thread of its own, so a
+        # busy engine answers too.
+        socket.setsockopt(zmq.HEARTBEAT_IVL, _HEARTBEAT_MS)
+        socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, 2 * _HEARTBEAT_MS)
         socket.setsockopt(zmq.RECONNECT_IVL, 200)
         socket.setsockopt(zmq.RECONNECT_IVL_MAX, 5_000)
         monitor = socket.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED)

@@ -23,7 +23,9 @@
 # 6. An unrecoverable gap never passes silently: `Lost` tells the owner that entries from before it may be stale, and the trust
 #    names the fault. A gap at the very beginning loses nothing that we hold, so it only marks the trust.
 # 7. A quiet stream is probed: a lost last batch or a restarted idle engine shows without waiting for traffic. So is one
-#    whose engine reports something else than its batches say (`probe`).
+#    whose engine reports something else than its batches say (`probe`). Where it reports less cached than we held, the trust
+#    is `degraded(catching_up)` until the answer is complete; where it only failed to announce, from `doubt_after_s` without a
+#    word on: announcements are often a moment late, and answers are not.
 # 8. What was given up because nobody answered is asked for again later, from the very beginning: where the engine still has its
 #    first batch, everything is rebuilt.
 # 9. After `cleared()` (the engine emptied its cache) the picture is complete again, whatever was lost before.
@@ -101,6 +103,8 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     """A stream that says nothing for so long is asked whether it is still the same; 0 never asks."""
     probe_again_s: float = 1.0
     """Probes that a response gives reason for (`probe`) are at least so far apart."""
+    doubt_after_s: float = 0.5
+    """An engine that does not answer such a probe for so long is in doubt, well before the question has failed."""
 
 
 class Counters(msgspec.Struct):
@@ -121,6 +125,7 @@ class _Question(msgspec.Struct):
     deadline: float
     known: bool  # whether `start` is a batch that was applied, so that an answer must contain it
     repair: bool = False
+    doubt_at: float = math.inf  # when no answer begins to mean something
     progress: bool = False
     answers: int = 0
     newest: int = -1
@@ -150,6 +155,7 @@ class Stream:
         self._repair_delay = 0.0
         self._probed_at = -math.inf
         self._probe_wanted = False
+        self._doubted = False  # a response does not fit, and the engine has not yet answered what it published
         self._out: list[Effect] = []
 
     # ------------------------------------------------------------------------------------------------ what happens
@@ -177,6 +183,7 @@ class Stream:
             return self._done(now)
         self.state = State.SYNCING if self._next is None else State.CATCHING_UP
         self._failures = 0
+        self._doubted = False
         self._unverified = self._next is not None
         self.counters.waiting_dropped += len(self._waiting)
         self._waiting.clear()  # they may be another incarnation's; the answer has them if they are not
@@ -237,12 +244,12 @@ class Stream:
             self._next = seq
             if seq > 0:
                 self._fault = (Reason.LOST_BATCHES, f"the engine's buffer begins at batch {seq}")
-        elif question.answers == 1 and seq > question.start and self._next > 0:
+        elif question.answers == 1 and seq > question.start and self._next > 0 and not self._same(seq, ts):
             # The buffer no longer reaches back to the last batch applied. Even where the numbers join, nobody can say
             # that they belong to the same incarnation.
-            self._lose("older than the engine's buffer", seq - self._next)
+            self._lose("older than the engine's buffer", max(seq - self._next, 0))
             self._waiting = {number: held for number, held in self._waiting.items() if number >= seq}
-            self._next = seq
+            self._next = max(seq, self._next)
         self._unverified = False  # the first answer was the last batch applied, or what follows a loss
         if seq < self._next:
             self.counters.duplicates += 1
@@ -287,6 +294,8 @@ class Stream:
                 self._repair_at = now + self._repair_delay  # still nobody there; nothing is worse than before
             else:
                 self._settle(now, asked=not question.progress, silent=True)
+        elif question is not None and now >= question.doubt_at and not question.answers:
+            self._doubted = True
         elif question is None and self._connected and self._probe_wanted:
             self._probe(now)
         elif question is None and self._connected and self._repair_at is not None and now >= self._repair_at:
@@ -303,10 +312,14 @@ class Stream:
             self._ask(now)
         return self._done(now)
 
-    def probe(self, now: float) -> list[Effect]:
-        """A response does not fit what was announced: ask at once for batches that did not arrive (rule 7)."""
+    def probe(self, now: float, *, stale: bool) -> list[Effect]:
+        """A response does not fit what was announced: ask at once for batches that did not arrive (rule 7).
+
+        `stale`: the engine had less than we held for it; otherwise it computed something that it has not announced.
+        """
         if self.state is State.LIVE and self._connected and self._can_replay:
             self._probe_wanted = True
+            self._doubted |= stale
             self._probe(now)
         return self._done(now)
 
@@ -351,6 +364,10 @@ class Stream:
         known = self._known_time(seq)
         return ts is not None and known is not None and ts != known
 
+    def _same(self, seq: int, ts: float | None) -> bool:
+        """Whether this very batch was applied, as happens where the subscription is faster than a long answer."""
+        return self._next is not None and seq < self._next and ts is not None and self._times.get(seq) == ts
+
     def _restart(self, now: float, *, begins: bool = False) -> None:
         """Another incarnation. Where its first batch is at hand (`begins`) there is nothing to ask."""
         self.counters.restarts += 1
@@ -374,7 +391,7 @@ class Stream:
         self._fault = None
         self._fault_before = 0
         self._repair_at = None
-        self._probe_wanted = False
+        self._probe_wanted = self._doubted = False
 
     def _gap(self, now: float) -> None:
         self.counters.gaps += 1
@@ -389,15 +406,16 @@ class Stream:
     def _probe(self, now: float) -> None:
         if self._question is None and now - self._probed_at >= self._limits.probe_again_s:
             self._probed_at, self._probe_wanted = now, False
-            self._ask(now)
+            self._ask(now, doubt_at=now + self._limits.doubt_after_s)
 
-    def _ask(self, now: float, *, repair: bool = False) -> None:
+    def _ask(self, now: float, *, repair: bool = False, doubt_at: float = math.inf) -> None:
         start = 0 if repair or self._next is None else max(self._next - 1, 0)
         self._question = _Question(
             start=start,
             deadline=now + self._limits.answer_timeout_s,
             known=self._next is not None and self._next > 0,
             repair=repair,
+            doubt_at=doubt_at,
         )
         self.counters.questions += 1
         self._out.append(AskReplay(start))
@@ -413,6 +431,7 @@ class Stream:
             complete = not self._waiting and not silent
         if complete:
             self._failures = 0
+            self._doubted = self._doubted and self._probe_wanted
             self.state = State.LIVE
             return
         self._failures += asked
@@ -430,7 +449,7 @@ class Stream:
     def _give_up(self, reason: str) -> None:
         """What is missing cannot be had: go on from the first batch that waits."""
         self._failures = 0
-        self._unverified = False
+        self._unverified = self._doubted = False
         self.state = State.LIVE
         first = min(self._waiting, default=None)
         if self._next is None:
@@ -500,4 +519,10 @@ class Stream:
             return "degraded", Reason.CATCHING_UP, ""
         if self._fault is not None:
             return "degraded", *self._fault
+        if self._doubted:
+            return (
+                "degraded",
+                Reason.CATCHING_UP,
+                "a response does not fit what was announced: the engine is being asked",
+            )
         return "exact", Reason.NONE, ""

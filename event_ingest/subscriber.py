@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 TrustChanged: TypeAlias = Callable[[EventPath, Trust], None]
 
 _AT_ONCE = 500  # messages taken from one socket before the others get their turn
-_TICK_S = 0.5
+_TICK_S = 0.25
 _SETTLING_S = 0.05  # from a link being up to the first question: the publisher must know our subscription by then
 
 

@@ -87,6 +87,55 @@ def test_less_cached_than_predicted_asks_whether_it_is_still_the_same_engine() -
     assert world.held == 0, "another incarnation"
 
 
+def test_from_the_first_response_with_less_than_predicted_until_the_engine_has_answered_nothing_counts_in_full() -> (
+    None
+):
+    world = World()
+    world.observe(33, 32, 0)
+    assert str(world.path.trust) == "degraded(catching_up)"
+    assert "does not fit" in world.path.trust.detail
+    world.path.feed_replay([b"", *frames(0, stored(0, 2))], world.now)
+    assert world.path.trust.state == "degraded", "the answer is not complete"
+    world.path.feed_replay([b"", b"", END_MARKER, b""], world.now)
+    assert world.path.trust.state == "exact", "the engine has nothing to add; reports go on being counted"
+
+
+def test_a_second_contradiction_while_the_next_probe_has_to_wait_is_in_doubt_until_that_one_is_answered() -> None:
+    world = World()
+    for _ in range(2):
+        world.observe(33, 32, 0)
+        world.now -= 0.9
+        world.path.feed_replay([b"", *frames(0, stored(0, 2))], world.now)
+        world.path.feed_replay([b"", b"", END_MARKER, b""], world.now)
+    assert str(world.path.trust) == "degraded(catching_up)"
+    world.now += 2.0
+    assert AskReplay(0) in world.path.tick(world.now)
+    world.path.feed_replay([b"", *frames(0, stored(0, 2))], world.now)
+    world.path.feed_replay([b"", b"", END_MARKER, b""], world.now)
+    assert world.path.trust.state == "exact"
+
+
+def test_an_engine_that_announces_late_and_answers_at_once_is_never_in_doubt() -> None:
+    world = World()
+    assert world.observe(80, 32, 32) == [AskReplay(0)]
+    world.path.tick(world.now + 0.4)
+    assert world.path.trust.state == "exact"
+    world.path.feed_replay([b"", *frames(0, stored(0, 2))], world.now + 0.45)
+    world.path.tick(world.now + 0.9)
+    assert world.path.trust.state == "exact"
+
+
+def test_an_engine_that_neither_announces_nor_answers_is_in_doubt_after_half_a_second() -> None:
+    world = World()
+    assert world.observe(80, 32, 32) == [AskReplay(0)]
+    world.path.tick(world.now + 0.5)
+    assert str(world.path.trust) == "degraded(catching_up)"
+    for _ in range(3):
+        world.now += 3.0
+        world.path.tick(world.now)
+    assert str(world.path.trust) == "degraded(lost_batches)"
+
+
 def test_probes_are_a_second_apart_and_one_at_a_time() -> None:
     world = World()
     assert len(world.observe(80, 32, 32)) == 1

@@ -1,10 +1,13 @@
 """Real ZMQ on loopback: a publisher like an engine's, the subscriber thread and the recorder."""
 
 import io
+import selectors
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import cast
 
 import msgspec
 import pytest
@@ -134,6 +137,48 @@ def eventually(condition: Callable[[], object], seconds: float = 8.0) -> None:
         time.sleep(0.01)
 
 
+class Wire:
+    """A TCP connection that can be cut without a goodbye: both ends stay open, nothing comes through."""
+
+    def __init__(self, port: int, target: int) -> None:
+        self.target = target
+        self.cut = False
+        self.ends: list[socket.socket] = []
+        self.listener = socket.create_server(("127.0.0.1", port))
+        self.thread = threading.Thread(target=self._run)
+        self.thread.start()
+
+    def stop(self) -> None:
+        self.listener.shutdown(socket.SHUT_RDWR)
+        self.thread.join()
+        for end in (*self.ends, self.listener):
+            end.close()
+
+    def _run(self) -> None:
+        pairs: dict[socket.socket, socket.socket] = {}
+        with selectors.DefaultSelector() as ready:
+            ready.register(self.listener, selectors.EVENT_READ)
+            while True:
+                for key, _ in ready.select():
+                    end = cast(socket.socket, key.fileobj)
+                    try:
+                        if end is self.listener:
+                            near = self.listener.accept()[0]
+                            far = socket.create_connection(("127.0.0.1", self.target))
+                            pairs |= {near: far, far: near}
+                            self.ends += [near, far]
+                            ready.register(near, selectors.EVENT_READ)
+                            ready.register(far, selectors.EVENT_READ)
+                        elif not (data := end.recv(65536)):
+                            ready.unregister(end)
+                        elif not self.cut:
+                            pairs[end].sendall(data)
+                    except OSError:
+                        if end is self.listener:
+                            return
+                        ready.unregister(end)
+
+
 def matched(index: Index, tokens: list[int], slot: int = 0) -> int:
     return index.match(block_keys(root_key("m"), tokens, BLOCK)).by_slot().get(slot, 0) * BLOCK
 
@@ -165,6 +210,26 @@ def test_a_gap_is_replayed(addresses: tuple[str, str], subscriber: Subscriber, e
     eventually(lambda: path.trust.state == "exact")
     assert matched(index, PROMPTS[1]) == 8
     assert path.stream.counters.gaps == 1
+
+
+def test_a_wire_that_goes_dead_without_a_goodbye_is_noticed_and_what_it_swallowed_is_replayed(
+    free_port: Callable[[], int], subscriber: Subscriber, engines: list[Engine]
+) -> None:
+    events, replay = free_port(), f"tcp://127.0.0.1:{free_port()}"
+    engines.append(Engine(f"tcp://127.0.0.1:{events}", replay))
+    wire = Wire(through := free_port(), events)
+    try:
+        index = Index()
+        path = listen(subscriber, f"tcp://127.0.0.1:{through}", replay, index)
+        engines[0].store(PROMPTS[0])
+        eventually(lambda: matched(index, PROMPTS[0]) and path.trust.state == "exact")
+        wire.cut = True
+        eventually(lambda: str(path.trust) == "degraded(disconnected)", 30)
+        engines[0].store(PROMPTS[1])
+        wire.cut = False
+        eventually(lambda: matched(index, PROMPTS[1]) and path.trust.state == "exact", 30)
+    finally:
+        wire.stop()
 
 
 def test_a_restart_drops_what_the_old_process_held(

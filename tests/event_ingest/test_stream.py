@@ -383,3 +383,23 @@ def test_a_doubt_lasts_until_the_cache_is_cleared_after_it() -> None:
     assert drive.trust == "degraded(skipped_events)"
     drive.take(drive.stream.cleared(3, drive.now))
     assert drive.trust == "exact"
+
+
+def test_an_answer_that_begins_behind_the_question_with_a_batch_that_came_live_meanwhile_has_lost_nothing() -> None:
+    drive = Drive().synced(0, 1)
+    drive.wait(11)  # a probe, from batch 1 on
+    drive.live(2, 3)
+    drive.replay(2, 3)  # the buffer holds two batches by now
+    assert drive.trust == "exact"
+    assert drive.of(Lost) == []
+    assert drive.stream.counters.lost_batches == 0
+
+
+def test_an_answer_that_begins_with_an_unreadable_batch_takes_nothing_back() -> None:
+    drive = Drive().synced(0, 1)
+    drive.wait(11)
+    drive.live(2, 3)
+    drive.take(drive.stream.replayed(2, None, "unreadable", drive.now))
+    assert drive.trust == "degraded(lost_batches)", "nobody can say that it is the same engine"
+    assert drive.stream.counters.lost_batches == 0
+    assert drive.stream.next_seq == 4

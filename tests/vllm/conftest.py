@@ -71,7 +71,8 @@ class Engine:
         self.url = f"http://{self.address}"
         self.log = logs / f"engine-{number}.log"
         self.last_seq = -1
-        """The newest batch that was published, as a subscription of the test's own heard it."""
+        """The newest batch that this process has published, as a subscription of the test's own heard it."""
+        self._listening: asyncio.Task[None] | None = None
         self._events = f"tcp://127.0.0.1:{own.events}"
         events = {
             "enable_kv_cache_events": True,
@@ -110,9 +111,14 @@ class Engine:
                 env=self._environment,
                 start_new_session=True,
             )
+        self._listening = asyncio.create_task(self._note_sequences())
 
     def kill(self) -> None:
         """As the machine would: no goodbye."""
+        # With the process goes its subscription: a batch of the dead process that is read late must not pass for one of the
+        # process that comes after it.
+        if self._listening is not None:
+            self._listening.cancel()
         process, self._process = self._process, None
         if process is not None:
             with contextlib.suppress(ProcessLookupError):
@@ -132,11 +138,8 @@ class Engine:
             await asyncio.sleep(0.5)
         pytest.fail(f"not healthy within {START_S:g} s: {self.log.read_text()[-3000:]}")
 
-    async def listen(self, context: "zmq.asyncio.Context") -> None:
-        """Note the newest sequence number for ever; cancel to end."""
-        events = context.socket(zmq.SUB)
-        events.setsockopt(zmq.RECONNECT_IVL, 50)
-        events.setsockopt(zmq.RECONNECT_IVL_MAX, 50)
+    async def _note_sequences(self) -> None:
+        events = zmq.asyncio.Context.instance().socket(zmq.SUB)
         events.subscribe(b"")
         events.connect(self._events)
         try:
@@ -189,11 +192,6 @@ class Fleet:
         for engine in self.engines:
             await engine.healthy(self.session)
         self.started_s = time.monotonic() - began
-        context = zmq.asyncio.Context()
-        self._stack.callback(context.destroy, 0)
-        for engine in self.engines:
-            task = asyncio.create_task(engine.listen(context))
-            self._stack.push_async_callback(_cancel, task)
 
         config = picker_config(self.ports)
         for endpoint in config["plugins"][0]["parameters"]["endpoints"]:
@@ -224,14 +222,14 @@ class Fleet:
                 return response.status == 200
         return False
 
-    async def _until(self, condition: Callable[[], Any], what: str, seconds: float = 60.0) -> None:
+    async def _until(self, condition: Callable[[], Any], what: str, state: object = "", seconds: float = 60.0) -> None:
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:
             if await condition():
                 return
             await asyncio.sleep(0.05)
         gateway = (self.folder / "gateway.log").read_text()[-3000:]
-        pytest.fail(f"not within {seconds:g} s: {what}\n{gateway}")
+        pytest.fail(f"not within {seconds:g} s: {what} {state}\n{gateway}")
 
     async def streams(self) -> dict[str, dict[str, Any]]:
         """What the gateway says of every stream, by endpoint."""
@@ -241,24 +239,23 @@ class Fleet:
     async def settle(self) -> None:
         """Wait until the gateway has applied what the engines have published. Engines announce a block after the step."""
         await asyncio.sleep(0.1)
+        behind: dict[str, str] = {}
 
         async def applied() -> bool:
             states = await self.streams()
-            return all(states[engine.address]["sequence"] >= engine.last_seq for engine in self.engines)
+            behind.clear()
+            for engine in self.engines:
+                if (applied := states[engine.address]["sequence"]) < engine.last_seq:
+                    behind[engine.address] = f"applied to {applied}, published to {engine.last_seq}"
+            return not behind
 
-        await self._until(applied, "every batch is applied")
+        await self._until(applied, "every batch is applied", behind)
 
     async def exact(self, engine: Engine) -> None:
         async def is_exact() -> bool:
             return bool((await self.streams())[engine.address]["state"] == "exact")
 
         await self._until(is_exact, f"the stream of {engine.address} is exact")
-
-
-async def _cancel(task: "asyncio.Task[None]") -> None:
-    task.cancel()
-    with contextlib.suppress(asyncio.CancelledError):
-        await task
 
 
 def free_port() -> int:
