@@ -6,6 +6,7 @@ from msgspec import Meta
 from deciders.step_cost import POINTS, TABLES, StepCost
 from fleet import plugin
 from fleet.endpoint import Role
+from fleet.extremes import smallest
 from fleet.fleet import Fleet
 from fleet.plugin import Decider, Verdict
 from fleet.request import Request
@@ -113,9 +114,9 @@ class CostPdDecider(Decider, type="cost-pd-decider"):
         delta = cost.append(missing, held, batch)
         local = float(backlog[0]) * 1e3 + delta
         there = cached[1:]
-        remote = 1e3 * (backlog[1:] + self._prefill.seconds(prompt - there, there))
+        remote = backlog[1:] + self._prefill.seconds(prompt - there, there)
         transfer = limits.setup_ms + missing * self._transfer_ms
-        best = float(remote.min()) + transfer
+        best = smallest(remote) * 1e3 + transfer
         slack = self._slack(request, cost.decode_step(batch, float(fleet.decode_tokens[decode])))
         numbers |= {
             "batch": batch,

@@ -214,8 +214,7 @@ class Fleet:
 
     def available(self) -> Slots:
         """Live endpoints that are healthy, whose breaker is closed and which are not draining."""
-        slots = self._slots
-        return slots[self.healthy[slots] & ~self.tripped[slots] & ~self.draining[slots]]
+        return (self._live & self.healthy & ~(self.tripped | self.draining)).nonzero()[0]
 
     # Derived from endpoints, cached until one comes or goes
 

@@ -25,9 +25,10 @@ class Match(msgspec.Struct, frozen=True, kw_only=True):
     def tokens_at(self, slots: NDArray[np.intp], *, weighted: bool = False) -> Vector:
         """Leading cached tokens of these slots; 0 for a slot that joined after the match was made."""
         vector = self.weighted_tokens if weighted else self.tokens
-        if not len(slots) or slots.max() < len(vector):
+        try:
             return vector[slots]
-        return np.where(slots < len(vector), vector[np.minimum(slots, len(vector) - 1)], 0.0)
+        except IndexError:
+            return np.where(slots < len(vector), vector[np.minimum(slots, len(vector) - 1)], 0.0)
 
 
 class Request(msgspec.Struct, kw_only=True):

@@ -31,6 +31,8 @@ from gateway.saturation import SaturationDetector
 log = logging.getLogger(__name__)
 
 NOBODY: Slots = np.empty(0, np.intp)
+_LEAST, _MOST = np.array(0.0), np.array(1.0)
+"""The range of a score, as arrays: on a few endpoints turning a float into one costs more than comparing with it."""
 
 
 class Profile(msgspec.Struct, frozen=True):
@@ -155,7 +157,7 @@ class Scheduler:
         if not len(picks[primary]):
             message = f"every endpoint was filtered out by profile {primary!r}"
             return Rejection(status=429, reason=SATURATED, message=message, runs=runs)
-        slots = (*map(int, picks[primary]), *self._next_best(runs[primary]))
+        slots = (*picks[primary].tolist(), *self._next_best(runs[primary]))
         decision = Decision(
             primary=primary,
             slots=slots,
@@ -203,10 +205,10 @@ class Scheduler:
         order = -run.totals
         reach = wanted + len(run.picked)
         if len(order) > 4 * reach:  # sorting a thousand endpoints costs more than the scorers do
-            near = np.argpartition(order, reach)[:reach]
-            near = near[np.argsort(order[near], kind="stable")]
+            near = order.argpartition(reach)[:reach]
+            near = near[order[near].argsort(kind="stable")]
         else:
-            near = np.argsort(order, kind="stable")
+            near = order.argsort(kind="stable")
         taken = set(run.picked.tolist())
         return [slot for slot in run.candidates[near].tolist() if slot not in taken][:wanted]
 
@@ -215,57 +217,71 @@ class Scheduler:
     def _saturated(self, candidates: Slots) -> bool:
         if self._detector is None:
             return False
-        with self._contained(self._detector, "saturation"):
+        try:
             return self._detector.saturation(candidates, self._fleet, self._fleet.clock()) >= 1.0
-        return False
+        except Exception as error:  # noqa: BLE001 - counted
+            self.failed(self._detector, "saturation", error)
+            return False
 
     def _produce(self, producer: Producer, request: Request) -> None:
-        with self._contained(producer, "produce"):
+        try:
             producer.produce(request, self._fleet)
+        except Exception as error:  # noqa: BLE001 - counted
+            self.failed(producer, "produce", error)
 
     def _ask(self, gate: Decider, request: Request, picks: Mapping[str, Slots]) -> Verdict:
         pick = picks.get(self._handler.primary(picks), NOBODY)
-        with self._contained(gate, "decide"):
+        try:
             return gate.decide(request, int(pick[0]) if len(pick) else -1, self._fleet)
-        return Verdict(False, "decider-failed")
+        except Exception as error:  # noqa: BLE001 - counted
+            self.failed(gate, "decide", error)
+            return Verdict(False, "decider-failed")
 
     def _keep(self, filter_: Filter, request: Request, candidates: Slots) -> Mask:
-        with self._contained(filter_, "filter"):
+        try:
             mask = filter_.keep(request, candidates, self._fleet)
             if mask.shape == candidates.shape and mask.dtype == np.bool_:
                 return mask
             raise TypeError(f"expected a mask of {candidates.shape}, got {mask.dtype} of {mask.shape}")
-        return np.ones(len(candidates), np.bool_)
+        except Exception as error:  # noqa: BLE001 - counted
+            self.failed(filter_, "filter", error)
+            return np.ones(len(candidates), np.bool_)
 
     def _score(self, scorer: Scorer, request: Request, candidates: Slots) -> Vector:
-        with self._contained(scorer, "score"):
+        try:
             score = scorer.score(request, candidates, self._fleet)
             if score.shape == candidates.shape:
-                return np.fmin(np.fmax(score, 0.0), 1.0)  # fmax also turns NaN into 0
+                clamped: Vector = np.fmin(np.fmax(score, _LEAST), _MOST)  # fmax also turns NaN into 0
+                return clamped
             raise TypeError(f"expected scores of {candidates.shape}, got {score.shape}")
-        return np.zeros(len(candidates))
+        except Exception as error:  # noqa: BLE001 - counted
+            self.failed(scorer, "score", error)
+            return np.zeros(len(candidates))
 
     def _pick(self, picker: Picker, request: Request, candidates: Slots, totals: Vector) -> Slots:
-        with self._contained(picker, "pick"):
+        try:
             picked = picker.pick(request, candidates, totals, self._fleet)
             if len(picked):
                 return picked
             raise TypeError("picked nothing")
-        return candidates[[int(totals.argmax())]]
+        except Exception as error:  # noqa: BLE001 - counted
+            self.failed(picker, "pick", error)
+            return candidates[[int(totals.argmax())]]
 
     def _answer(self, request: Request, picks: Mapping[str, Slots]) -> dict[str, str]:
         headers: dict[str, str] = {}
         for plugin in self._answering:
-            with self._contained(plugin, "response-headers"):
+            try:
                 headers.update(plugin.response_headers(request, picks, self._fleet))
+            except Exception as error:  # noqa: BLE001 - counted
+                self.failed(plugin, "response-headers", error)
         return headers
 
     def _tell(self, plugin: Plugin, request: Request, picks: Mapping[str, Slots]) -> None:
-        with self._contained(plugin, "picked"):
+        try:
             plugin.picked(request, picks, self._fleet)
-
-    def _contained(self, plugin: Plugin, doing: str) -> "_Contained":
-        return _Contained(self, plugin, doing)
+        except Exception as error:  # noqa: BLE001 - counted
+            self.failed(plugin, "picked", error)
 
     def failed(self, plugin: Plugin, doing: str, error: Exception) -> None:
         """Count a failure; log the first of each kind and every thousandth with its traceback."""
@@ -276,21 +292,3 @@ class Scheduler:
         if (times := self.failures[key]) % 1000 == 1:
             fields = (plugin.name, plugin.type, doing, times)
             log.error("plugin-failed plugin=%s type=%s doing=%s times=%d", *fields, exc_info=error)
-
-
-class _Contained:
-    """A `with` block whose exception is counted by the scheduler and ends there."""
-
-    __slots__ = ("_doing", "_plugin", "_scheduler")
-
-    def __init__(self, scheduler: Scheduler, plugin: Plugin, doing: str) -> None:
-        self._scheduler, self._plugin, self._doing = scheduler, plugin, doing
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> bool:
-        if not isinstance(error, Exception):
-            return False
-        self._scheduler.failed(self._plugin, self._doing, error)
-        return True

@@ -201,7 +201,10 @@ class _Disaggregated(StagedHandler):
     def next_profile(self, request: Request, picks: Mapping[str, Slots], fleet: Fleet) -> str | None:
         if self.decode in picks and not len(picks[self.decode]):
             return None  # nowhere to decode: nothing else can help
-        return next((stage for stage in self._order if stage not in picks), None)
+        for stage in self._order:
+            if stage not in picks:
+                return stage
+        return None
 
     def primary(self, picks: Mapping[str, Slots]) -> str:
         return self.decode

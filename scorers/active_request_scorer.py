@@ -4,6 +4,7 @@ import numpy as np
 from msgspec import Meta
 
 from fleet import plugin
+from fleet.extremes import largest
 from fleet.fleet import Fleet, Slots, Vector
 from fleet.plugin import Lookup, Scorer
 from fleet.request import Request
@@ -32,7 +33,7 @@ class ActiveRequestScorer(Scorer, type="active-request-scorer"):
 
     def score(self, request: Request, candidates: Slots, fleet: Fleet) -> Vector:
         count = fleet.in_flight[candidates]
-        most = count.max()
+        most = largest(count)
         if most <= self.parameters.idle_threshold:
             return np.ones(len(count))
         best = self.parameters.max_busy_score

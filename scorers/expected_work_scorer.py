@@ -18,6 +18,7 @@ from msgspec import Meta
 
 from fleet import plugin
 from fleet.endpoint import Endpoint
+from fleet.extremes import largest, smallest
 from fleet.fleet import Fleet, Slots, Vector
 from fleet.plugin import Scorer
 from fleet.request import Request
@@ -64,8 +65,8 @@ class Work(msgspec.Struct, frozen=True):
 def ties(slots: Slots, fleet: Fleet) -> Vector:
     """What is added to expected work so that equal endpoints differ: requests in flight, then how recently it was chosen."""
     chosen = fleet.chosen_at[slots]
-    oldest = chosen.min()
-    recency = TIE_RECENCY_S / (chosen.max() - oldest + 1.0)
+    oldest = smallest(chosen)
+    recency = TIE_RECENCY_S / (largest(chosen) - oldest + 1.0)
     added: Vector = TIE_IN_FLIGHT_S * fleet.in_flight[slots] + recency * (chosen - oldest)
     return added
 
@@ -118,7 +119,7 @@ class ExpectedWorkScorer(Scorer, type="expected-work-scorer"):
 
     def score(self, request: Request, candidates: Slots, fleet: Fleet) -> Vector:
         expected = self.work(request, candidates, fleet).expected
-        score: Vector = 1.0 / (1.0 + (expected - expected.min()))
+        score: Vector = 1.0 / (1.0 + (expected - smallest(expected)))
         return score
 
     def work(self, request: Request, candidates: Slots, fleet: Fleet) -> Work:
@@ -132,7 +133,7 @@ class ExpectedWorkScorer(Scorer, type="expected-work-scorer"):
         if settings.decode_factor is not None:
             factor = settings.decode_factor(fleet, candidates)
             first, mine = backlog * factor, own * factor
-        expected = first + (1.0 + settings.b0 + settings.b1 * first.min()) * mine
+        expected = first + (1.0 + settings.b0 + settings.b1 * smallest(first)) * mine
         expected += ties(candidates, fleet)
         return Work(cached, own, backlog, expected)
 

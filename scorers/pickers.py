@@ -28,9 +28,9 @@ class _RandomPicker(Picker):
         """The candidates with the largest keys, in that order; equal keys in random order."""
         if self.most == 1:
             one = int(keys.argmax())
-            equal = keys == keys[one]
-            if np.count_nonzero(equal) > 1:
-                one = int(self.rng.choice(np.flatnonzero(equal)))
+            equal = (keys == keys[one]).nonzero()[0]
+            if len(equal) > 1:
+                one = int(equal[self.rng.integers(len(equal))])
             return candidates[one : one + 1]
         order = np.lexsort((self.rng.random(len(keys)), -keys))
         return candidates[order[: self.most]]
