@@ -23,8 +23,9 @@ from collections.abc import Callable, Sequence
 import msgspec
 
 from event_ingest.chain import Block, Chain, Key, Span, split
+from event_ingest.claims import Claims
 from event_ingest.events import AllBlocksCleared, BlockRemoved, BlockStored, Event, Extra, Reason, Skipped
-from event_ingest.operations import Changes, Clear, Dense, Operation, bits
+from event_ingest.operations import Operation
 from indexer import tier as tiers
 from indexer.block_key import TOKEN_BYTES
 from indexer.hybrid import Group, Rule, group_key, group_of
@@ -33,7 +34,6 @@ SUSPECT = tiers.DISK
 """Blocks that may be gone count like the tier with the smallest claim, whatever medium they were in."""
 
 _TAIL_RULES = (Rule.SLIDING_WINDOW, Rule.MAMBA)
-_ONE = 32  # bits per tier in Key.claims
 
 
 class LedgerCounters(msgspec.Struct):
@@ -73,17 +73,13 @@ class Reblocker:
         self._counted = counted
         self._sequence_key = sequence_key
         self._chain: Chain | None = None
-        self._changes = Changes()
+        self._claims = Claims()
         self._places: dict[tuple[int, str], int] = {}  # (group, medium) -> number
         self._place_rows: list[tuple[int, int]] = []  # number -> (group, tier)
         self._full = 0  # full-attention groups known
         self._tails: tuple[int, ...] = ()  # groups of other kinds
-        self._tail_claims: dict[int, int] = {}  # group key -> claims per tier
         self._epoch = 0
         self._suspects: dict[int, list[Block | Span]] = {}  # key -> what claims it
-        self._holes = 0  # held keys whose parent is not held
-        self._dense = True
-        self._holed = False
 
     # ---------------------------------------------------------------------------------------------------- questions
 
@@ -120,7 +116,7 @@ class Reblocker:
     @property
     def holes(self) -> int:
         """Held keys whose parent is not held: no prefix reaches them."""
-        return self._holes
+        return self._claims.holes
 
     @property
     def suspects(self) -> int:
@@ -144,16 +140,13 @@ class Reblocker:
                 self._removed(event)
             case AllBlocksCleared():
                 return self.clear()
-        return self._take()
+        return self._claims.take()
 
     def clear(self, *, forget_groups: bool = False) -> list[Operation]:
         """Nothing is held any more: the engine said so, or it is another engine (`forget_groups`)."""
-        keys = (*(key.key for key in self._keys().values() if key.claims), *self._tail_claims)
+        told = self._claims.clear(self._keys().values())
         self._chain = None
-        self._changes = Changes()
-        self._tail_claims.clear()
         self._suspects.clear()
-        self._holes = 0
         if forget_groups:
             self.groups.clear()
             self.hybrid = False
@@ -162,8 +155,7 @@ class Reblocker:
             self._full = 0
             self._tails = ()
             self._block_tokens = self._configured
-        was_dense, self._dense, self._holed = self._dense, True, False
-        return [Clear(keys)] if was_dense else [Clear(keys), Dense(True)]
+        return told
 
     def distrust(self) -> list[Operation]:
         """Batches were lost: make a suspect of every block that is held now (rule 5)."""
@@ -179,7 +171,7 @@ class Reblocker:
                 for span in block.spans or ():
                     if span.mask and span.parts[-1] is block:
                         self._suspects.setdefault(span.key.key, []).append(span)
-        return self._take()
+        return self._claims.take()
 
     def confirm(self, keys: Sequence[int], cached_tokens: int) -> list[Operation]:
         """What the engine reported for a request with these keys (all of its prompt's, in order) judges its suspects.
@@ -201,7 +193,7 @@ class Reblocker:
                 self._suspects.pop(key, None)
             else:
                 self._prune(key)
-        return self._take()
+        return self._claims.take()
 
     # ------------------------------------------------------------------------------------------------------ storing
 
@@ -366,11 +358,11 @@ class Reblocker:
             return
         block.mask = mask
         for key in block.keys:
-            self._claim(key, old, mask)
+            self._claims.change(key, old, mask)
         for span in block.spans or ():
             joint = _joint(span.parts)
             if joint != span.mask:
-                self._claim(span.key, span.mask, joint)
+                self._claims.change(span.key, span.mask, joint)
                 span.mask = joint
 
     def _mask(self, block: Block) -> int:
@@ -404,12 +396,12 @@ class Reblocker:
             masks[group] = mask
             block.tails = masks
             for key in block.keys:
-                self._claim_tail(group_key(key.key, group), old, mask)
+                self._claims.change_group_key(group_key(key.key, group), old, mask)
             for span in block.spans or ():
                 joint = _meet([(part.tails or {}).get(group, 0) for part in span.parts])
                 before = (span.tails or {}).get(group, 0)
                 if joint != before:
-                    self._claim_tail(group_key(span.key.key, group), before, joint)
+                    self._claims.change_group_key(group_key(span.key.key, group), before, joint)
                     span.tails = {**(span.tails or {}), group: joint}
 
     def _tail_mask(self, block: Block, group: int) -> int:
@@ -419,60 +411,6 @@ class Reblocker:
             if of == group:
                 mask |= 1 << tier
         return 1 << SUSPECT if mask and block.epoch != self._epoch else mask
-
-    def _claim_tail(self, key: int, old: int, new: int) -> None:
-        claims = self._tail_claims.get(key, 0)
-        for tier in bits(old & ~new):
-            claims -= 1 << tier * _ONE
-            if not claims >> tier * _ONE & (1 << _ONE) - 1:
-                self._changes.note(key, tier, held=False)
-        for tier in bits(new & ~old):
-            if not claims >> tier * _ONE & (1 << _ONE) - 1:
-                self._changes.note(key, tier, held=True)
-            claims += 1 << tier * _ONE
-        if claims:
-            self._tail_claims[key] = claims
-        else:
-            self._tail_claims.pop(key, None)
-
-    def _claim(self, key: Key, old: int, new: int) -> None:
-        was_held = key.claims != 0
-        if not old and not was_held and new & (new - 1) == 0:  # the first claim, in one tier: almost always
-            tier = new.bit_length() - 1
-            key.claims = 1 << tier * _ONE
-            self._changes.note(key.key, tier, held=True)
-            self._count_holes(key, 1)
-            return
-        for tier in bits(old & ~new):
-            key.claims -= 1 << tier * _ONE
-            if not key.claims >> tier * _ONE & (1 << _ONE) - 1:
-                self._changes.note(key.key, tier, held=False)
-        for tier in bits(new & ~old):
-            if not key.claims >> tier * _ONE & (1 << _ONE) - 1:
-                self._changes.note(key.key, tier, held=True)
-            key.claims += 1 << tier * _ONE
-        if (key.claims != 0) != was_held:
-            self._count_holes(key, -1 if was_held else 1)
-
-    def _count_holes(self, key: Key, step: int) -> None:
-        parent = key.parent
-        if parent is not None:
-            parent.held_children += step
-            if not parent.claims:
-                self._holes += step
-        self._holes -= step * key.held_children
-        self._holed = self._holed or self._holes > 0
-
-    def _take(self) -> list[Operation]:
-        operations = self._changes.take()
-        holed, self._holed = self._holed or self._holes > 0, False
-        if holed and self._dense:
-            operations.insert(0, Dense(False))
-            self._dense = False
-        if not self._dense and not self._holes:
-            operations.append(Dense(True))
-            self._dense = True
-        return operations
 
     # ----------------------------------------------------------------------------------------------------- suspects
 
