@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from gateway.logs import REQUEST_ID, configure
+from gateway.logs import REQUEST_ID, Repeats, configure
 
 log = logging.getLogger("tests.logs")
 
@@ -49,6 +49,38 @@ async def test_lines_of_interleaved_requests_have_their_own_ids_once(lines: io.S
     assert [line.count("request_id=") for line in said] == [0, *[1] * 6, 0]
     assert sum(line.endswith("request_id=a1") for line in said) == 3
     assert "WARNING tests.logs tokenization_failed path=/v1/completions request_id=b2" in lines.getvalue()
+
+
+def test_an_event_that_repeats_is_left_out_and_counted_and_others_are_not(lines: io.StringIO) -> None:
+    start(lines, as_json=False)
+    for number in range(25):
+        log.warning("cache_replaced stream=%s keys=%d", "a", number)
+    log.warning("cache_replaced stream=%s keys=%d", "b", 0)
+    log.warning("batches_lost stream=%s", "a")
+    said = lines.getvalue().splitlines()
+    assert [sum("stream=a keys" in line for line in said), sum("stream=b keys" in line for line in said)] == [10, 1]
+    assert "batches_lost" in said[-1]
+    assert "left_out" not in lines.getvalue()
+
+
+@pytest.mark.parametrize("as_json", [False, True])
+def test_after_a_minute_the_next_line_says_how_many_were_left_out(lines: io.StringIO, as_json: bool) -> None:
+    start(lines, as_json=as_json)
+    for second in (*range(30), 61, 62):
+        record = log.makeRecord("tests.logs", logging.WARNING, "f", 1, "link_down stream=%s", ("a",), None)
+        record.created = 1000.0 + second
+        log.handle(record)
+    said = lines.getvalue().splitlines()
+    assert len(said) == 12
+    assert said[10].endswith('"left_out": 20}' if as_json else "link_down stream=a left_out=20")
+    assert "left_out" not in said[11]
+
+
+def test_of_events_that_never_repeat_only_so_many_are_remembered() -> None:
+    repeats = Repeats(most=1, remembered=10)
+    for number in range(1000):
+        assert repeats.filter(log.makeRecord("x", logging.INFO, "f", 1, "ended request_id=%s", (str(number),), None))
+    assert len(repeats._seen) == 10
 
 
 async def test_json_lines_have_it_as_a_field(lines: io.StringIO) -> None:
