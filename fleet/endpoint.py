@@ -21,6 +21,12 @@ class Role(enum.Enum):
     ENCODE_PREFILL_DECODE = "encode-prefill-decode"
 
 
+DECODES: frozenset[Role | None] = frozenset(
+    {Role.DECODE, Role.PREFILL_DECODE, Role.BOTH, Role.ENCODE_PREFILL_DECODE, None}
+)
+"""Roles that can answer a request to its end; None stands for an endpoint without a role label."""
+
+
 class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
     """One addressable engine cache. With data parallelism every rank is an endpoint of its own at the same address."""
 

@@ -20,6 +20,7 @@ import numpy as np
 
 from fleet.books import EXPECTED_OUTPUT, Books
 from fleet.breaker import Breaker
+from fleet.endpoint import DECODES
 from fleet.fleet import Fleet, Slots
 from fleet.request import Match, Request
 from gateway import control_headers as control
@@ -253,7 +254,10 @@ class RequestPath:
         return found
 
     def _candidates(self, head: Head, served: Served | None) -> Slots:
-        """Endpoints that serve the model and that the gateway allows; the unhealthy ones only if there is no other."""
+        """Endpoints that serve the model and that the gateway allows.
+
+        The unhealthy ones are among them only if no other can answer: a prefill endpoint that is left cannot.
+        """
         fleet = self._fleet
         live = fleet.slots()
         if served is not None:
@@ -261,12 +265,15 @@ class RequestPath:
         if head.subset is not None:
             allowed = set(head.subset)
             live = live[np.array([fleet.endpoint(int(slot)).address in allowed for slot in live], np.bool_)]
-        available = live[fleet.healthy[live] & ~fleet.tripped[live] & ~fleet.draining[live]]
-        if len(available) or not len(live):
-            return available
+        able = fleet.healthy[live] & ~fleet.tripped[live] & ~fleet.draining[live]
+        answering = fleet.role_mask(DECODES)[live]
+        if not answering.any():  # whatever their labels mean, there is nobody else
+            answering[:] = True
+        if (able & answering).any() or not len(live):
+            return live[able]
         self._metrics.blind.labels("no_healthy_endpoint").inc()
         self._warn("no_healthy_endpoint", f"endpoints={len(live)} action=route_to_unhealthy")
-        return live
+        return live[able | answering]
 
     def _request(self, head: Head, ask: Ask, keys: Keys | None, found: Found | None) -> Request:
         prompt = ask.prompt

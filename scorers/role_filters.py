@@ -2,7 +2,7 @@
 
 from typing import ClassVar
 
-from fleet.endpoint import Role
+from fleet.endpoint import DECODES, Role
 from fleet.fleet import Fleet, Mask, Slots
 from fleet.plugin import Filter
 from fleet.request import Request
@@ -21,7 +21,7 @@ class DecodeFilter(_RoleFilter, type="decode-filter"):
     Source: llm-d-router decode-filter.
     """
 
-    roles = frozenset({Role.DECODE, Role.PREFILL_DECODE, Role.BOTH, Role.ENCODE_PREFILL_DECODE, None})
+    roles = DECODES
 
 
 class PrefillFilter(_RoleFilter, type="prefill-filter"):

@@ -1,7 +1,7 @@
 """The request path end to end without sockets: a body in, a destination (or the client's error) out."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -44,6 +44,9 @@ schedulingProfiles:
   - {pluginRef: prefix-cache-scorer, weight: 2}
   - {pluginRef: queue-scorer, weight: 1}
 """
+SPLIT = CONFIG.replace("plugins:\n- type: precise", "plugins:\n- type: decode-filter\n- type: precise", 1).replace(
+    "  - {pluginRef: prefix", "  - {pluginRef: decode-filter}\n  - {pluginRef: prefix"
+)
 TOKENS = np.arange(100, dtype=np.uint32)
 
 
@@ -85,10 +88,12 @@ class World:
         tokenizer: Tokenizer | None = None,
         models: Mapping[str, Model] | None = None,
         config: str = CONFIG,
+        roles: Sequence[str] = ("", "", ""),
     ) -> None:
         self.fleet = Fleet()
-        for number in range(3):
-            self.fleet.add(Endpoint(name=str(number), address=f"10.0.0.{number}:8000"))
+        for number, role in enumerate(roles):
+            labels = {"llm-d.ai/role": role} if role else {}
+            self.fleet.add(Endpoint(name=str(number), address=f"10.0.0.{number}:8000", labels=labels))
         self.index = Index()
         self.books = Books(self.fleet)
         self.metrics = Metrics(CollectorRegistry())
@@ -226,6 +231,23 @@ async def test_unhealthy_endpoints_are_skipped_and_used_when_there_is_no_other()
     assert isinstance(answer, Decided)
     assert len(answer.destination) == 3
     assert world.count("routed_blind_total", reason="no_healthy_endpoint") == 1
+
+
+async def test_a_split_fleet_whose_decode_endpoints_are_all_unhealthy_uses_them_rather_than_none() -> None:
+    world = World(roles=["prefill", "prefill", "decode"], config=SPLIT)
+    world.fleet.healthy[:3] = [False, True, False]
+    answer = await world.ask(CHAT)
+    assert isinstance(answer, Decided)
+    assert answer.destination[0] == "10.0.0.2:8000"
+    assert world.count("routed_blind_total", reason="no_healthy_endpoint") == 1
+
+
+async def test_an_unhealthy_decode_endpoint_is_left_out_while_any_other_can_decode() -> None:
+    world = World(roles=["prefill", "both", "decode"], config=SPLIT)
+    world.fleet.healthy[:3] = [True, True, False]
+    answer = await world.ask(CHAT)
+    assert isinstance(answer, Decided)
+    assert list(answer.destination) == ["10.0.0.1:8000"]
 
 
 async def test_prefer_if_available_is_412_where_nobody_holds_a_prefix() -> None:
