@@ -45,6 +45,7 @@ from gateway.extproc.decision import (
     ABORTED_DURING_RESPONSE,
     ABORTED_UNSENT,
     NO_ENDPOINTS,
+    SERVED_BY,
     Decided,
     Head,
     Rejected,
@@ -109,6 +110,7 @@ class Exchange:
         self._held: list[Any] = []  # request messages that arrived while DECIDING
         # Kept of the decision for the response; the decision itself may hold a body of megabytes.
         self._response_headers: Mapping[str, str] = {}
+        self._first = ""  # the endpoint that the decision puts first
         self._observed = True
         self._observer: ResponseObserver | None = None  # set from the decision until Finished or Aborted
 
@@ -162,6 +164,7 @@ class Exchange:
         effects: list[Effect] = list(self._forward(outcome))
         self.request = Request.FORWARDED
         self._response_headers = outcome.response_headers
+        self._first = outcome.destination[0] if outcome.destination else ""
         self._observed = outcome.observe_response
         self._observer = outcome.observer
         self._body = []
@@ -323,7 +326,10 @@ class Exchange:
             raise ProtocolError("a second response_headers message in one stream")
         self.response = Response.OPEN
         answer = messages.answer(response_headers={})
-        wire.write(answer.response_headers.response.header_mutation, self._response_headers)
+        served, told = messages.served(message), self._response_headers
+        if told and served and self._first and served != self._first:  # the gateway went on to a fallback
+            told = {**told, SERVED_BY: served}
+        wire.write(answer.response_headers.response.header_mutation, told)
         if not self._observed and self._response_mode != DUPLEX:
             # Honoured where the gateway says allow_mode_override; elsewhere the body keeps coming and is ignored.
             answer.mode_override.response_header_mode = ProcessingMode.HeaderSendMode.SEND
@@ -332,11 +338,8 @@ class Exchange:
         if self._observer is not None:
             headers = wire.read(message.response_headers.headers)
             status = headers.pop(":status", "")
-            effects.append(
-                ResponseHeaders(
-                    self._observer, int(status) if status.isdecimal() else 0, headers, messages.served(message)
-                )
-            )
+            code = int(status) if status.isdecimal() else 0
+            effects.append(ResponseHeaders(self._observer, code, headers, served))
         if message.response_headers.end_of_stream or not self._observed:
             effects += self._finish()
         return effects

@@ -66,7 +66,7 @@ class Decided(msgspec.Struct, frozen=True, kw_only=True):
     set_headers: Mapping[str, str] = {}
     remove_headers: Sequence[str] = ()
     body: bytes | None = None
-    response_headers: Mapping[str, str] = {}  # added to the response, for the client to see
+    response_headers: Mapping[str, str] = {}  # added to the response, for the client to see; SERVED_BY with them
     scores: Mapping[str, float] | None = None  # endpoint -> score, published as dynamic metadata
     observe_response: bool = True  # False: the body need not come by here (Envoy is asked to skip it)
     observer: ResponseObserver | None = None
@@ -83,6 +83,9 @@ class Rejected(msgspec.Struct, frozen=True, kw_only=True):
     param: str | None = None
     headers: Mapping[str, str] = {}  # e.g. retry-after
 
+
+SERVED_BY = "x-warmroute-served-by"
+"""Response header: the endpoint that answered, where it is not the first one of the decision."""
 
 # The words of x-llm-d-request-dropped-reason.
 SATURATED = "rejected-saturated"

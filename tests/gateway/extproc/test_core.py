@@ -362,6 +362,20 @@ def test_trailers_and_headers_alone_can_end_a_response(messages: Any, recorder: 
     assert exchange.received(messages.response_trailers())[-1] == Finished(recorder)
 
 
+def test_the_client_is_told_who_answered_where_the_gateway_went_on_to_a_fallback(messages: Any, recorder: Any) -> None:
+    exchange = observed(messages, recorder, response_headers={"X-Warmroute-Endpoint": "a:1"})
+    answer = exchange.received(messages.response(attribute="b:2"))[0]
+    assert isinstance(answer, Send)
+    told = set_headers(answer.message.response_headers.response.header_mutation)
+    assert told == {"x-warmroute-endpoint": b"a:1", "x-warmroute-served-by": b"b:2"}
+
+
+def test_nobody_is_told_who_answered_where_response_headers_are_off(messages: Any, recorder: Any) -> None:
+    answer = observed(messages, recorder).received(messages.response(attribute="b:2"))[0]
+    assert isinstance(answer, Send)
+    assert set_headers(answer.message.response_headers.response.header_mutation) == {}
+
+
 def test_a_response_that_is_not_observed_is_finished_with_its_headers(messages: Any, recorder: Any) -> None:
     exchange = observed(messages, recorder, observe_response=False)
     answer, _, end = exchange.received(messages.response())
