@@ -3,6 +3,7 @@
 A request is *explained* where the picture could not be right and said so, or where nobody who listens to events could know
 better:
     trust         the stream was not exact when the request was decided
+    moved         Envoy went on to a fallback, for which nothing was predicted
     late_reset    the first request after a cache reset: an idle engine announces a reset only with its next step
 Everything else must be predicted to the token. Figures go to the file that WARMROUTE_VLLM_REPORT names.
 """
@@ -96,7 +97,7 @@ class Ledger:
             assert response.status == 200 or response.status >= 500, answer
             self.failures.append(f"{phase}: {response.status} {answer}")
             return False
-        endpoint = headers["x-warmroute-endpoint"]
+        endpoint = headers.get("x-warmroute-served-by") or headers["x-warmroute-endpoint"]
         late = endpoint in self.reset
         self.reset.discard(endpoint)
         usage = answer["usage"]
@@ -112,6 +113,7 @@ class Ledger:
                 "predicted": int(headers["x-warmroute-predicted-cached-tokens"]),
                 "cached": usage["prompt_tokens_details"]["cached_tokens"],
                 "trust": headers["x-warmroute-trust"],
+                "moved": "x-warmroute-served-by" in headers,
                 "late_reset": late,
                 "seconds": round(time.monotonic() - began, 3),
             }
@@ -126,7 +128,10 @@ class Ledger:
         return [
             row
             for row in self.wrong()
-            if row["trust"] == "exact" and not row["late_reset"] and (not phases or row["phase"] in phases)
+            if row["trust"] == "exact"
+            and not row["moved"]
+            and not row["late_reset"]
+            and (not phases or row["phase"] in phases)
         ]
 
     def figures(self) -> dict[str, Any]:
@@ -137,6 +142,7 @@ class Ledger:
             counts["requests"] += 1
             counts["exact" if not difference else "over" if difference > 0 else "under"] += 1
             counts["late_reset"] += bool(difference and row["late_reset"])
+            counts["moved"] += row["moved"]
             counts["trust_not_exact"] += row["trust"] != "exact"
             counts["with_hits"] += row["cached"] > 0
             counts["cached_tokens"] += row["cached"]
