@@ -4,8 +4,9 @@ A plugin class carries its own page: the docstring says what it does and why one
 parameters with defaults in the YAML's own names. The registry, strict decoding, `warmroute plugins` and docs/plugins.md
 come from the class; nothing else is edited to add one.
 
-A scheduling cycle calls, in this order: `Producer.produce`, then per profile every `Filter.keep`, every `Scorer.score`
-and one `Picker.pick`; a `ProfileHandler` says which profile runs next; a `Decider` is asked between decode and prefill;
+A request is first shown to every `HeaderReader`. A scheduling cycle then calls, in this order: `Producer.produce`, then per
+profile every `Filter.keep`, every `Scorer.score` and one `Picker.pick`; a `ProfileHandler` says which profile runs next; a
+`Decider` is asked between decode and prefill; `request_headers` and `response_headers` are asked of the decision, and
 `picked` tells every plugin what became of the request.
 """
 
@@ -22,6 +23,19 @@ from fleet.request import Request
 
 class Parameters(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename="camel"):
     """Base of all parameter structs: the type is the schema. Document a field with `Annotated[T, Meta(description=...)]`."""
+
+
+class Hint(msgspec.Struct, frozen=True, kw_only=True):
+    """What a plugin tells the engine in request headers, and why."""
+
+    outcome: str
+    """A short label; becomes a metric label, so it comes from a fixed set."""
+    headers: Mapping[str, str] = {}
+    """Lower-case names; empty where there is nothing to tell."""
+    endpoint: int | None = None
+    """The slot that the headers name."""
+    numbers: dict[str, float] = {}
+    """What the outcome follows from."""
 
 
 P = TypeVar("P", bound="Plugin")
@@ -65,6 +79,17 @@ class Plugin:
     def picked(self, request: Request, picks: Mapping[str, Slots], fleet: Fleet) -> None:
         """Called once after the decision, with the slots that each profile picked, best first."""
 
+    def request_headers(
+        self, request: Request, picks: Mapping[str, Slots], primary: str, candidates: Slots, fleet: Fleet
+    ) -> Hint | None:
+        """Headers for the engine, such as where it can pull KV blocks from; None where the plugin has none for anybody.
+
+        Asked with every look at a decision, so nothing may be remembered here. `primary`: the profile whose pick is the
+        destination. `candidates`: every endpoint the request could have gone to, whatever the profiles' filters made of it.
+        The profile handler's own headers win over these.
+        """
+        return None
+
     def response_headers(self, request: Request, picks: Mapping[str, Slots], fleet: Fleet) -> dict[str, str]:
         """Headers for the client's response, such as a session token. Asked once, after the decision."""
         return {}
@@ -100,6 +125,17 @@ class Verdict(msgspec.Struct, frozen=True):
 class Decider(Plugin):
     def decide(self, request: Request, decode: int, fleet: Fleet) -> Verdict:
         """Whether the request, having picked slot `decode`, goes through another stage first."""
+        raise NotImplementedError(self.type)
+
+
+class HeaderReader(Plugin):
+    """Reads one attribute of a request from its headers, before anything else is known of it."""
+
+    attribute: ClassVar[str] = ""
+    """What it is called in `Request.attributes`."""
+
+    def read(self, headers: Mapping[str, str]) -> str | None:
+        """The attribute's value, None where the request does not have it. Names in `headers` are lower-case."""
         raise NotImplementedError(self.type)
 
 

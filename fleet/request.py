@@ -21,6 +21,9 @@ class Match(msgspec.Struct, frozen=True, kw_only=True):
     block_tokens: int
     keys: Sequence[int] = ()
     """The prompt's block keys at this block size; what is on its way to an endpoint is counted by them."""
+    announced_tokens: Vector | None = None
+    """Leading tokens that an exact event stream says are held: 0 where the stream is not exact, and without blocks that are
+    only predicted. None where no streams are behind the match and all of it is a guess."""
 
     def tokens_at(self, slots: NDArray[np.intp], *, weighted: bool = False) -> Vector:
         """Leading cached tokens of these slots; 0 for a slot that joined after the match was made."""
@@ -29,6 +32,11 @@ class Match(msgspec.Struct, frozen=True, kw_only=True):
             return vector[slots]
         except IndexError:
             return np.where(slots < len(vector), vector[np.minimum(slots, len(vector) - 1)], 0.0)
+
+    def announced_at(self, slots: NDArray[np.intp]) -> Vector:
+        """Leading tokens of these slots that others can rely on: `announced_tokens`, or `tokens` without streams."""
+        vector = self.tokens if self.announced_tokens is None else self.announced_tokens
+        return np.where(slots < len(vector), vector[np.minimum(slots, len(vector) - 1)], 0.0)
 
 
 class Request(msgspec.Struct, kw_only=True):
@@ -51,6 +59,8 @@ class Request(msgspec.Struct, kw_only=True):
     priority: int = 0
     fairness_id: str = "default-flow"
     session_id: str | None = None
+    attributes: Mapping[str, str] = {}
+    """What header readers found, by attribute name."""
     multimodal: bool = False
     rewrites_history: bool | None = None
     """What the template probe found for this model; None where it is unknown."""

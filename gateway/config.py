@@ -13,6 +13,7 @@ import msgspec
 from fleet.fleet import Fleet
 from fleet.plugin import Discovery, Plugin, ProfileHandler
 from gateway import config_wiring as wiring
+from gateway import header_wiring
 from gateway.config_decode import Decoder
 from gateway.config_document import API_VERSION, FEATURE_GATES, KIND, OLD_API_VERSION, Document, Model, Settings
 from gateway.config_plugins import Plugins
@@ -138,6 +139,8 @@ def load_source(source: Source) -> LoadedConfig:
     default_match = wiring.producers(plugins)
     profiles = wiring.profiles(document, plugins)
     plugins.bind(written)
+    header_wiring.header_readers(plugins)
+    header_wiring.cache_sources(profiles, plugins)
     handler = wiring.handler(profiles, plugins)
     _check_models(document.warmroute, plugins)
     _check_ports(document.warmroute, plugins)

@@ -1,6 +1,7 @@
 """The `plugins:` list as instances: types looked up, parameters decoded, references between plugins resolved."""
 
 import math
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -139,7 +140,7 @@ class Plugins:
             known = [*self.instances, *(it for it in self._broken if it not in self._no_names)]
             raise LookupError(f"no plugin named {name!r}{did_you_mean(name, known)}")
         if not isinstance(instance, kind):
-            wanted = wanted or f"a {kind.__name__.lower()}"
+            wanted = wanted or "a" + re.sub(r"(?=[A-Z])", " ", kind.__name__).lower()
             raise LookupError(f"{name!r} is of type {instance.type!r}, which is not {wanted}")
         return instance
 

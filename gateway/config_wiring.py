@@ -21,6 +21,7 @@ from gateway.producers_config import ApproxPrefixCacheProducer, PrecisePrefixCac
 from gateway.profile_handlers import StagedHandler
 from gateway.saturation import SaturationDetector
 from scorers.expected_work_scorer import ExpectedWorkScorer
+from scorers.inflight_load_producer import InFlightLoadProducer
 from scorers.precise_prefix_cache_scorer import PrecisePrefixCacheScorer
 
 DEFAULT_SCORER = "expected-work-scorer"
@@ -151,7 +152,7 @@ def producers(plugins: Plugins) -> str:
             found = plugins.find(value, Plugin, at, "a producer")
             if found and not isinstance(found, Producer | Extractor):
                 plugins.decoder.report(at, f"{value!r} is of type {found.type!r}, which is not a producer")
-        elif at[-1] == "prefixMatchInfoProducerName" and not isinstance(plugins.instances[name], Producer):
+        elif at[-1] == "prefixMatchInfoProducerName" and not isinstance(plugins.instances[name], InFlightLoadProducer):
             unnamed.append((name, at))
     if DEFAULT_MATCH in plugins.at:
         if plugins.of(PrecisePrefixCacheProducer):

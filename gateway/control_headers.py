@@ -27,9 +27,9 @@ def objective(headers: Headers) -> str:
     return _either(headers, OBJECTIVE)
 
 
-def fairness_id(headers: Headers) -> str:
-    """Whose request it is, as far as sharing fairly is concerned."""
-    return _either(headers, FAIRNESS) or DEFAULT_FLOW
+def fairness_id(headers: Headers, agent: str | None = None) -> str:
+    """Whose request it is, as far as sharing fairly is concerned. `agent`: its agent-identity, if it has one."""
+    return _either(headers, FAIRNESS) or agent or DEFAULT_FLOW
 
 
 def wants_prefix(headers: Headers) -> bool:

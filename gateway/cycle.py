@@ -22,7 +22,7 @@ import msgspec
 import numpy as np
 
 from fleet.fleet import Fleet, Mask, Slots
-from fleet.plugin import Decider, Filter, Picker, Plugin, Producer, ProfileHandler, Scorer, Verdict
+from fleet.plugin import Decider, Filter, Hint, Picker, Plugin, Producer, ProfileHandler, Scorer, Verdict
 from fleet.request import Request, Vector
 from gateway.extproc.decision import NO_ENDPOINTS, SATURATED
 from gateway.profile_handlers import StagedHandler, UnknownProfile, addresses
@@ -71,7 +71,7 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True):
     destinations: tuple[str, ...]
     """`ip:port` of `slots`, in their order, each once."""
     headers: Mapping[str, str]
-    """What the engine's sidecar is told, such as `x-prefiller-host-port`."""
+    """What the engine or its sidecar is told, such as `x-prefiller-host-port`."""
     response_headers: Mapping[str, str]
     """What the client is told, such as a session token."""
     picks: Mapping[str, Slots]
@@ -79,6 +79,8 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True):
     runs: Mapping[str, Run]
     verdicts: Mapping[str, tuple[str, Verdict]]
     """Profile -> the decider that was asked before it, and its answer."""
+    hints: Mapping[str, Hint] = {}
+    """Plugin -> what it tells the engine in `headers`, and why, or why it tells nothing."""
     prefill: int | None = None
     """The slot that computes the prompt for another one; None where the destination does it itself."""
 
@@ -117,6 +119,7 @@ class Scheduler:
         self._fallbacks = fallbacks if not isinstance(handler, StagedHandler) or handler.keeps_fallbacks else 0
         plugins = list(plugins)
         self._producers = [p for p in plugins if isinstance(p, Producer) and type(p).produce is not Producer.produce]
+        self._hinting = [p for p in plugins if type(p).request_headers is not Plugin.request_headers]
         self._answering = [p for p in plugins if type(p).response_headers is not Plugin.response_headers]
         self._told = [plugin for plugin in plugins if type(plugin).picked is not Plugin.picked]
 
@@ -158,15 +161,18 @@ class Scheduler:
             message = f"every endpoint was filtered out by profile {primary!r}"
             return Rejection(status=429, reason=SATURATED, message=message, runs=runs)
         slots = (*picks[primary].tolist(), *self._next_best(runs[primary]))
+        hints = self._hints(request, picks, primary, candidates) if self._hinting else {}
+        told = {name: value for hint in hints.values() for name, value in hint.headers.items()}
         decision = Decision(
             primary=primary,
             slots=slots,
             destinations=addresses(slots, self._handler, self._fleet),
-            headers=self._handler.headers(picks, self._fleet),
+            headers={**told, **self._handler.headers(picks, self._fleet)},
             response_headers=self._answer(request, picks),
             picks=picks,
             runs=runs,
             verdicts=verdicts,
+            hints=hints,
             prefill=self._handler.prefill_slot(picks) if isinstance(self._handler, StagedHandler) else None,
         )
         if tell:
@@ -267,6 +273,18 @@ class Scheduler:
         except Exception as error:  # noqa: BLE001 - counted
             self.failed(picker, "pick", error)
             return candidates[[int(totals.argmax())]]
+
+    def _hints(self, request: Request, picks: Mapping[str, Slots], primary: str, candidates: Slots) -> dict[str, Hint]:
+        hints: dict[str, Hint] = {}
+        for plugin in self._hinting:
+            try:
+                hint = plugin.request_headers(request, picks, primary, candidates, self._fleet)
+            except Exception as error:  # noqa: BLE001 - counted
+                self.failed(plugin, "request-headers", error)
+                continue
+            if hint is not None:
+                hints[plugin.name] = hint
+        return hints
 
     def _answer(self, request: Request, picks: Mapping[str, Slots]) -> dict[str, str]:
         headers: dict[str, str] = {}

@@ -39,6 +39,7 @@ def explain(
         "model": request.target_model,
         "promptTokens": request.prompt_tokens,
         "rewritesHistory": request.rewrites_history,
+        "fairnessId": request.fairness_id,
         "profiles": {
             name: _run(run, request, fleet, trust or {}, (work or {}).get(name), most)
             for name, run in outcome.runs.items()
@@ -52,6 +53,14 @@ def explain(
         "destinations": list(outcome.destinations),
         "prefill": None if outcome.prefill is None else _name(outcome.prefill, fleet),
         "headers": dict(outcome.headers),
+        "hints": {
+            plugin: {
+                "outcome": hint.outcome,
+                "endpoint": None if hint.endpoint is None else _name(hint.endpoint, fleet),
+                "numbers": hint.numbers,
+            }
+            for plugin, hint in outcome.hints.items()
+        },
         "deciders": {
             profile: {
                 "decider": decider,
@@ -88,13 +97,20 @@ def explanation_text(told: dict[str, Any]) -> str:
             lines.append(f"  after a prefill on {told['prefill']}")
     for profile, said in told.get("deciders", {}).items():
         answer = "yes" if said["disaggregate"] else "no"
-        numbers = "  ".join(f"{name}={number:g}" for name, number in said["numbers"].items())
+        numbers = _numbers_text(said["numbers"])
         lines.append(f"{profile}? {said['decider']} says {answer}: {said['reason']}  {numbers}".rstrip())
+    for plugin, hint in told.get("hints", {}).items():
+        what = f"{hint['outcome']} {hint['endpoint'] or ''}".rstrip()
+        lines.append(f"{plugin}: {what}  {_numbers_text(hint['numbers'])}".rstrip())
     for name, profile in told["profiles"].items():
         lines += ["", f"profile {name}: picked {', '.join(profile['picked']) or 'nobody'}"]
         lines += [_candidate_text(candidate) for candidate in profile["candidates"]]
         lines += [f"  {endpoint:<20} removed by {by}" for endpoint, by in profile["removed"].items()]
     return "\n".join(lines)
+
+
+def _numbers_text(numbers: dict[str, float]) -> str:
+    return "  ".join(f"{name}={number:g}" for name, number in numbers.items())
 
 
 def _candidate_text(candidate: dict[str, Any]) -> str:

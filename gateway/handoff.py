@@ -33,6 +33,7 @@ from gateway.metrics import Metrics
 from gateway.prefill_leg import LegFailed, PrefillLegs
 from gateway.prefill_usage import reused_share
 from gateway.profile_handlers import PREFILLER
+from scorers.p2p_source_producer import CACHE_SOURCE
 
 log = logging.getLogger(__name__)
 
@@ -89,7 +90,9 @@ class Handoffs:
     ) -> Decided:
         """The decode leg. `body` None: it was not seen, or there is more than one prompt in it."""
         assert decision.prefill is not None
-        decided = msgspec.structs.replace(decided, set_headers=_without(decided.set_headers, PREFILLER))
+        source = decided.set_headers.get(CACHE_SOURCE)  # for whoever computes the prompt
+        told = _without(_without(decided.set_headers, PREFILLER), CACHE_SOURCE)
+        decided = msgspec.structs.replace(decided, set_headers=told)
         route = head.path.partition("?")[0].rstrip("/")
         if body is None or not route.endswith(GENERATES):
             return self._local(
@@ -100,6 +103,7 @@ class Handoffs:
             **{name: value for name, value in decided.set_headers.items() if name not in STRIPPED},
             "content-type": "application/json",
             "x-request-id": head.request_id,
+            **({CACHE_SOURCE: source} if source else {}),
         }
         if self.settings.connector == "sglang":
             return await self._meet(head, headers, body, request, decision, decided)
@@ -256,6 +260,8 @@ class Handoffs:
         """The leg's headers; a data-parallel rank is named the way the decode leg names its own."""
         endpoint = self._fleet.endpoint(slot)
         named = _without(headers, "x-data-parallel-rank")
+        if named.get(CACHE_SOURCE) == endpoint.address:  # another one than was picked
+            del named[CACHE_SOURCE]
         if endpoint.rank or self._fleet.slot_of(endpoint.address, 1) is not None:
             named["x-data-parallel-rank"] = str(endpoint.rank)
         return named

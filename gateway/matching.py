@@ -154,6 +154,7 @@ class Matcher:
             total_tokens=max((len(chain) * block for block, chain in chains), default=0),
             block_tokens=smallest,
             keys=chain,
+            announced_tokens=np.where(trust == 1.0, raw, 0.0),
         )
         return Found(match, raw)
 

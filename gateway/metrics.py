@@ -162,6 +162,14 @@ class Metrics:
             "Prefill/decode decisions by decider, outcome and reason.",
             ("decider", "outcome", "reason"),
         )
+        self.hints = counter(
+            "request_hints",
+            "Routed requests by what a plugin tells the engine in request headers, by plugin and outcome. p2p-source-producer: "
+            "named (an endpoint that holds more of the prompt), no_better (nobody whose events are exact holds enough more), "
+            "no_match (the prompt was not matched: see routed_blind). Never named while match_tokens has best above chosen: "
+            "look at stream_trust.",
+            ("plugin", "outcome"),
+        )
         self.handoffs = counter(
             "handoffs",
             "Hand-offs by the gateway itself, by outcome and reason: transferred, local (the prefill leg came to nothing, the "

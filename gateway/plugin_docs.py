@@ -7,7 +7,18 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 import msgspec
 
-from fleet.plugin import Decider, Discovery, Filter, Picker, Plugin, Producer, ProfileHandler, Scorer, registered
+from fleet.plugin import (
+    Decider,
+    Discovery,
+    Filter,
+    HeaderReader,
+    Picker,
+    Plugin,
+    Producer,
+    ProfileHandler,
+    Scorer,
+    registered,
+)
 from gateway.config_source import ConfigError, Problem, did_you_mean
 from gateway.data_layer_config import DataSource, Extractor, Parser
 from gateway.plugin_modules import load_plugin_modules
@@ -21,6 +32,7 @@ KINDS: tuple[tuple[type[Plugin], str], ...] = (
     (Picker, "Pickers"),
     (ProfileHandler, "Profile handlers"),
     (Decider, "Deciders"),
+    (HeaderReader, "Request headers"),
     (Producer, "Producers"),
     (Discovery, "Discovery"),
     (DataSource, "Data sources"),

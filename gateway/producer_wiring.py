@@ -1,6 +1,7 @@
 """What the producers' parameters mean for the index, its weights and the approximate caches."""
 
 from fleet.fleet import Fleet
+from fleet.plugin import HeaderReader
 from gateway.approximate import ApproximateCache
 from gateway.config import LoadedConfig
 from gateway.producers import Producers
@@ -49,4 +50,5 @@ def producers_of(config: LoadedConfig, fleet: Fleet) -> Producers:
             limits = plugin.parameters
             most = limits.max_prefix_tokens_to_match or None
             approximate[name] = ApproximateCache(fleet, limits.block_size_tokens, BURST_CAPACITY, most)
-    return Producers(precise=tuple(precise), approximate=approximate, default=config.default_match)
+    readers = tuple(plugin for plugin in config.plugins.values() if isinstance(plugin, HeaderReader))
+    return Producers(precise=tuple(precise), approximate=approximate, default=config.default_match, readers=readers)

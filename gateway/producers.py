@@ -4,6 +4,7 @@ from collections.abc import Mapping
 
 import msgspec
 
+from fleet.plugin import HeaderReader
 from gateway.approximate import ApproximateCache
 
 
@@ -13,3 +14,5 @@ class Producers(msgspec.Struct, frozen=True, kw_only=True):
     precise: tuple[str, ...] = ()
     approximate: Mapping[str, ApproximateCache] = {}
     default: str = ""
+    readers: tuple[HeaderReader, ...] = ()
+    """What reads attributes from a request's headers, in the order of the configuration."""

@@ -20,11 +20,11 @@ from fleet.fleet import Fleet, Slots
 from fleet.plugin import Decider, Plugin, ProfileHandler
 from fleet.request import Request
 from gateway.config_source import did_you_mean
+from scorers.p2p_source_producer import CACHE_SOURCE
 
 PREFILLER = "x-prefiller-host-port"
 ENCODERS = "x-encoder-hosts-ports"
 DATA_PARALLEL = "x-data-parallel-host-port"
-CACHE_SOURCE = "x-kv-cache-source-host-port"
 ROUTING_HEADERS = (PREFILLER, ENCODERS, DATA_PARALLEL, CACHE_SOURCE)
 """Headers that only the router writes."""
 

@@ -22,6 +22,7 @@ from fleet.books import EXPECTED_OUTPUT, Books
 from fleet.breaker import Breaker
 from fleet.endpoint import DECODES
 from fleet.fleet import Fleet, Slots
+from fleet.plugin import HeaderReader
 from fleet.request import Match, Request
 from gateway import control_headers as control
 from gateway.cycle import Decision, Rejection, Scheduler
@@ -34,6 +35,7 @@ from gateway.metrics import OTHER, Metrics
 from gateway.parity_watch import ParityWatch
 from gateway.producers import Producers
 from gateway.request_events import Customer, DecidedRequest
+from gateway.request_identity import Identity, identify
 from gateway.response_path import Accuracy
 from gateway.routing_record import RoutingRecord
 from gateway.sending import Sending
@@ -140,9 +142,8 @@ class RequestPath:
     def _tell_decided(
         self, head: Head, model: str, answer: Decided | Rejected, seconds: float, body_bytes: int
     ) -> None:
-        fairness = control.fairness_id(head.headers)
         decided = DecidedRequest(
-            customer=Customer(model=model, fairness_id=fairness, priority=self._priority(head)),
+            customer=Customer(model=model, fairness_id=self._who(head).fairness_id, priority=self._priority(head)),
             rejected=answer.status if isinstance(answer, Rejected) else None,
             seconds=seconds,
             body_bytes=body_bytes,
@@ -199,6 +200,8 @@ class RequestPath:
         for decider, verdict in outcome.verdicts.values():
             said = "disaggregate" if verdict.disaggregate else "local"
             self._metrics.decider.labels(decider, said, verdict.reason).inc()
+        for plugin, hint in outcome.hints.items():
+            self._metrics.hints.labels(plugin, hint.outcome).inc()
         self.scheduler.tell(look.request, outcome)
         predicted = look.found.predicted(outcome.slots[0], keys) if look.found and keys else None
         self.record.add(look.request, outcome, look.found, keys)
@@ -276,7 +279,7 @@ class RequestPath:
         return live[able | answering]
 
     def _request(self, head: Head, ask: Ask, keys: Keys | None, found: Found | None) -> Request:
-        prompt = ask.prompt
+        prompt, who = ask.prompt, self._who(head)
         return Request(
             id=self._booking(head.request_id),
             model=ask.served.name if ask.served else "",
@@ -288,10 +291,19 @@ class RequestPath:
             rewrites_history=self._rewrites_history(ask.served) if ask.served else None,
             expected_output_tokens=self._expected_output(ask),
             priority=self._priority(head),
-            fairness_id=control.fairness_id(head.headers),
+            fairness_id=who.fairness_id,
+            attributes=who.attributes,
             matches=self._matches(keys, found),
             default_match=self.producers.default,
         )
+
+    def _who(self, head: Head) -> Identity:
+        return identify(head.headers, self.producers.readers, self._reader_failed)
+
+    def _reader_failed(self, reader: HeaderReader, error: Exception) -> None:
+        self._metrics.plugin_errors.labels(reader.name).inc()
+        if self._quiet.allows(f"reader {reader.name}", self._clock()):
+            log.error("plugin-failed plugin=%s type=%s doing=read", reader.name, reader.type, exc_info=error)
 
     def _booking(self, request_id: str) -> str:
         """The request's name in the books: its id, unless a client uses one id for two requests at a time."""

@@ -25,6 +25,7 @@ from gateway.served_models import Served
 from gateway.tokenizers import Decode
 from gateway.tracing import Tracing
 from gateway.understanding import Ask
+from scorers.p2p_source_producer import CACHE_SOURCE
 
 RANK_HEADER = "x-data-parallel-rank"
 # Response headers, where the configuration asks for them.
@@ -85,8 +86,9 @@ class Sending:
                     cache.sent(leg, keys.by_block[cache.block_tokens])
         if chain:
             self._matcher.touch(chain)
+        pulls = CACHE_SOURCE in decision.headers  # what the engine reports as cached is then not what it held itself
         expected = [self._matcher.expect(leg, keys, now) for leg in legs] if keys and predicted is not None else []
-        if predicted == 0 and not elsewhere and chain:
+        if predicted == 0 and not elsewhere and not pulls and chain:
             self._sample(ask, request, slot, chain, now)
 
         def done(answered: bool) -> None:
@@ -103,7 +105,7 @@ class Sending:
             slot=slot,
             sent_at=now,
             prompt_tokens=request.prompt_tokens,
-            predicted=None if elsewhere else predicted,
+            predicted=None if elsewhere or pulls else predicted,
             keys=chain,
             customer=Customer(model=request.model, fairness_id=request.fairness_id, priority=request.priority),
             handed_over=bool(elsewhere),

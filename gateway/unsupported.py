@@ -36,17 +36,9 @@ UNSUPPORTED: Mapping[str, tuple[str, str]] = {
         "precise-prefix-cache-producer: image hashes are part of the block keys",
     ),
     "multicluster-approx-prefix-cache-producer": (_MULTICLUSTER, "approx-prefix-cache-producer"),
-    "p2p-source-producer": (
-        "pulling KV blocks from a third endpoint is not supported",
-        "disagg-profile-handler, whose prefill endpoint is the source",
-    ),
     # admission, headers, screeners, reporting
     "latency-slo-admitter": (f"{_ADMIT}, and {_PREDICTED}", _DETECTOR),
     "probabilistic-admitter": (_ADMIT, _DETECTOR),
-    "agent-identity": (
-        "agents are not told apart by their own headers",
-        "the header x-llm-d-inference-fairness-id, or session-id-producer",
-    ),
     "disaggregatedset-rollout-screener": ("rollouts of disaggregated sets are not followed", "label-selector-filter"),
     "request-attribute-reporter": (
         "attributes are not computed from usage here",

@@ -2,6 +2,7 @@
 
 from scorers import (
     active_request_scorer,
+    agent_identity,
     context_length_aware,
     endpoint_attribute,
     expected_work_scorer,
@@ -13,6 +14,7 @@ from scorers import (
     load_aware_scorer,
     lora_affinity_scorer,
     no_hit_lru_scorer,
+    p2p_source_producer,
     pickers,
     precise_prefix_cache_scorer,
     prefix_cache_affinity_filter,
@@ -29,6 +31,7 @@ from scorers import (
 
 __all__ = [
     "active_request_scorer",
+    "agent_identity",
     "context_length_aware",
     "endpoint_attribute",
     "expected_work_scorer",
@@ -40,6 +43,7 @@ __all__ = [
     "load_aware_scorer",
     "lora_affinity_scorer",
     "no_hit_lru_scorer",
+    "p2p_source_producer",
     "pickers",
     "precise_prefix_cache_scorer",
     "prefix_cache_affinity_filter",

@@ -8,14 +8,14 @@ import base64
 import binascii
 from collections import OrderedDict
 from collections.abc import Mapping
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 from msgspec import Meta
 
 from fleet import plugin
 from fleet.fleet import Fleet, Mask, Slots, Vector
-from fleet.plugin import Filter, Plugin, Scorer
+from fleet.plugin import Filter, HeaderReader, Lookup, Plugin, Producer, Scorer
 from fleet.request import Request
 
 
@@ -25,14 +25,29 @@ class EncodedEndpointHeader(plugin.Parameters, frozen=True, kw_only=True):
     )
 
 
+SESSION_ID = "SessionID"
+"""The attribute that session-id-producers find."""
+
+
 class SessionSource(plugin.Parameters, frozen=True, kw_only=True):
     header: Annotated[str | None, Meta(description="Header with the session's id.")] = None
-    attribute: Annotated[str | None, Meta(description="SessionID: what a session-id-producer found.")] = None
-    producer: Annotated[str | None, Meta(description="Accepted: there is one session id per request.")] = None
+    attribute: Annotated[
+        str | None,
+        Meta(description="SessionID: what a session-id-producer found; agent-identity: what that plugin found."),
+    ] = None
+    producer: Annotated[
+        str | None, Meta(description="The plugin that finds the attribute; without it the one of its name.")
+    ] = None
 
     def __post_init__(self) -> None:
         if bool(self.header) == bool(self.attribute):
             raise ValueError("a source is either a header or an attribute")
+
+    def value(self, request: Request) -> str | None:
+        """What the request has of this source; None or "" where it has nothing."""
+        if self.header:
+            return request.headers.get(self.header.lower())
+        return request.session_id if self.attribute == SESSION_ID else request.attributes.get(self.attribute or "")
 
 
 class SessionIds(plugin.Parameters, frozen=True, kw_only=True):
@@ -62,6 +77,16 @@ class _Affinity(Plugin):
     def __init__(self, name: str, parameters: plugin.Parameters) -> None:
         super().__init__(name, parameters)
         self._sessions: OrderedDict[str, tuple[str, int, float]] = OrderedDict()  # id -> address, rank, last request
+
+    def bind(self, lookup: "Lookup[Any]") -> None:
+        for source in self.parameters.session_id_config.sources:
+            if source.attribute == SESSION_ID:
+                if source.producer:
+                    lookup(source.producer, Producer)
+            elif source.attribute:
+                reader: HeaderReader = lookup(source.producer or source.attribute, HeaderReader)
+                if reader.attribute != source.attribute:
+                    raise LookupError(f"{reader.name!r} finds {reader.attribute!r}, not {source.attribute!r}")
 
     def bound(self, request: Request, candidates: Slots, fleet: Fleet) -> Mask:
         """Per candidate whether the session is bound to it; all False for a request without a session or a stranger."""
@@ -108,8 +133,7 @@ class _Affinity(Plugin):
 
     def _session(self, request: Request) -> str | None:
         for source in self.parameters.session_id_config.sources:
-            found = request.headers.get(source.header.lower()) if source.header else request.session_id
-            if found:
+            if found := source.value(request):
                 return found
         return None
 

@@ -28,6 +28,8 @@ def test_the_current_name_comes_before_its_alias(headers: Mapping[str, str], obj
 def test_requests_without_a_fairness_id_are_one_flow() -> None:
     assert control.fairness_id({}) == "default-flow"
     assert control.fairness_id({"x-gateway-inference-fairness-id": "team-a"}) == "team-a"
+    assert control.fairness_id({"x-gateway-inference-fairness-id": "team-a"}, "agent-1") == "team-a"
+    assert control.fairness_id({}, "agent-1") == "agent-1"
 
 
 @pytest.mark.parametrize(

@@ -32,6 +32,9 @@ HEAD = Head(
 )
 
 
+SOURCE = "x-kv-cache-source-host-port"
+
+
 class Observer:
     def __init__(self) -> None:
         self.ends: list[str] = []
@@ -100,14 +103,15 @@ class World:
         for runner in self._runners:
             await runner.cleanup()
 
-    async def leave(self) -> Decided:
+    async def leave(self, source: str = "") -> Decided:
+        """`source`: where a p2p-source-producer says that the prefill endpoint can pull from."""
         self.books.reserve("r", 0, 0, 400, 0.0, cached_tokens=100)
         self.books.reserve("r", 1, 100, 1, 0.0, prefill_only=True)
         slots = np.array([1, 2], np.intp)
         run = Run("prefill", [], slots, [], np.array([2.0, 1.0]), slots[:1])
         decision = Decision(
             primary="decode", slots=(0,), destinations=("10.0.0.1:8000",),
-            headers={"x-prefiller-host-port": "x"}, response_headers={},
+            headers={"x-prefiller-host-port": "x", **({SOURCE: source} if source else {})}, response_headers={},
             picks={"decode": np.array([0]), "prefill": slots[:1]}, runs={"prefill": run}, verdicts={}, prefill=1,
         )  # fmt: skip
         placed = Placed(
@@ -190,6 +194,27 @@ async def test_whoever_gives_up_while_a_leg_is_sent_is_released(free_port: Calla
     with pytest.raises(asyncio.CancelledError):
         await leaving
     assert world.observer.ends == [ABORTED_UNSENT]
+
+
+async def test_who_fails_to_hand_over_leaves_no_source_behind(world: World) -> None:
+    decided = await world.leave(source="10.0.0.1:8000")  # the decode endpoint, which now computes the prompt itself
+    assert decided.response_headers == {"x-warmroute-handoff": "local: connect"}
+    assert SOURCE not in decided.set_headers
+
+
+async def test_another_prefill_engine_is_not_told_to_pull_from_itself(world: World) -> None:
+    await world.serve(1)
+    await world.leave(source=f"127.0.0.1:{world.prefillers[1].port}")
+    await world.until(lambda: world.prefillers[1].asked)
+    assert SOURCE not in world.prefillers[1].asked[0][0]
+
+
+async def test_the_source_is_told_to_the_prefill_leg_alone(world: World) -> None:
+    await world.serve(0)
+    decided = await world.leave(source="10.0.0.1:8000")
+    await world.until(lambda: world.prefillers[0].asked)
+    assert world.prefillers[0].asked[0][0][SOURCE] == "10.0.0.1:8000"
+    assert SOURCE not in decided.set_headers
 
 
 async def test_both_legs_leave_at_once_and_know_the_same_room(world: World) -> None:

@@ -53,6 +53,7 @@ def test_a_stream_that_is_not_exact_never_scores_in_full(trust: Trust, weight: f
     matcher = Matcher(two_slots(), index, FixedStreams({0: 16, 1: 16}, {0: trust}))
     found = matcher.match(matcher.keys(PROMPT, SERVED))
     assert found.match.tokens[0] == 96 * weight
+    assert found.match.announced_at(np.array([0])) == 0
     assert found.match.weighted_tokens[0] == 96 * weight
     assert found.raw_tokens[0] == 96
 

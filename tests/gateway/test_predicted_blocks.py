@@ -150,6 +150,14 @@ async def test_an_expectation_is_no_prediction_of_cached_tokens() -> None:
     assert second.response_headers["x-warmroute-predicted-cached-tokens"] == "0"
 
 
+async def test_what_is_only_expected_is_not_announced() -> None:
+    world = World()
+    slot = int((await world.ask()).destination[0].split(":")[0][-1])
+    world.index.add(slot, GPU, KEYS[:2])
+    match = world.matcher.match(world.matcher.keys(Tokenized(token_ids=TOKENS), SERVED)).match
+    assert (match.tokens_at(np.array([slot]))[0], match.announced_at(np.array([slot]))[0]) == (96, 32)
+
+
 async def test_time_ends_what_was_expected_and_never_what_is_held() -> None:
     world = World()
     slot = int((await world.ask()).destination[0].split(":")[0][-1])
