@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from fleet import plugin
 from fleet.endpoint import Endpoint
 from fleet.fleet import Fleet, Mask, Slots, Vector
-from fleet.plugin import Decider, Filter, Picker, Plugin, Producer, Scorer, Verdict
+from fleet.plugin import Decider, Filter, Hint, Picker, Plugin, Producer, Scorer, Verdict
 from fleet.request import Request
 from gateway.cycle import Decision, Profile, Rejection, Scheduler
 from gateway.profile_handlers import (
@@ -375,3 +375,44 @@ def test_a_foreign_handler_without_our_additions_works() -> None:
     assert decision.destinations[0] == "10.0.0.0:8000"
     assert not issubclass(Foreign, StagedHandler)
     assert issubclass(Foreign, Plugin)
+
+
+class Tells(Plugin):
+    """Tells the engine fixed headers, or fails where it has none."""
+
+    def __init__(self, name: str, headers: dict[str, str] | None) -> None:
+        super().__init__(name, NONE)
+        self.headers = headers
+
+    def request_headers(
+        self, request: Request, picks: Mapping[str, Slots], primary: str, candidates: Slots, fleet: Fleet
+    ) -> Hint:
+        if self.headers is None:
+            raise RuntimeError("no")
+        self.seen = (primary, picks[primary].tolist(), candidates.tolist())
+        return Hint(outcome="told", headers=self.headers)
+
+
+def test_a_plugin_that_cannot_tell_the_engine_anything_costs_its_own_headers_only() -> None:
+    fleet = make_fleet(2)
+    scheduler = single(fleet, plugins=[Tells("broken", None), Tells("fine", {"x-a": "1"}), Plugin("quiet", NONE)])
+    outcome = decided(scheduler.schedule(request(), fleet.slots()))
+    assert outcome.headers == {"x-a": "1"}
+    assert list(outcome.hints) == ["fine"]
+    assert scheduler.failures == {("broken", "request-headers"): 1}
+
+
+def test_plugins_are_told_all_candidates_whatever_the_filters_kept() -> None:
+    fleet = make_fleet(3)
+    plugin_ = Tells("t", {})
+    decided(single(fleet, Keep("k", {2}), plugins=[plugin_]).schedule(request(), fleet.slots()))
+    assert plugin_.seen == ("default", [2], [0, 1, 2])
+
+
+def test_the_handlers_own_headers_win_over_a_plugins() -> None:
+    fleet = make_fleet(1)
+    handler = DataParallelProfileHandler("h", DataParallelProfileHandler.Parameters())
+    handler.use_profiles(["default"])
+    tells = Tells("t", {"x-data-parallel-host-port": "6.6.6.6:1", "x-a": "1"})
+    outcome = decided(Scheduler(fleet, [profile()], handler, [tells]).schedule(request(), fleet.slots()))
+    assert outcome.headers == {"x-data-parallel-host-port": "10.0.0.0:8000", "x-a": "1"}

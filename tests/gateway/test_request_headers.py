@@ -15,9 +15,11 @@ from fleet.breaker import Breaker
 from fleet.endpoint import Endpoint
 from fleet.fleet import Fleet
 from fleet.plugin import HeaderReader, Parameters
+from fleet.request import Match, Request
 from gateway.config import load_text
 from gateway.config_document import Model
 from gateway.config_source import ConfigError
+from gateway.cycle import Decision
 from gateway.decision_log import DecisionLog
 from gateway.explain import explanation_text
 from gateway.extproc.core import Exchange
@@ -52,7 +54,7 @@ CHAT = json.dumps({"model": "m", "messages": [{"role": "user", "content": "hi"}]
 
 
 class FixedTokenizer:
-    async def tokenize(self, path: str, body: Mapping[str, Any], *, size: int | None = None) -> Tokenized:
+    async def tokenize(self, path: str, body: Mapping[str, Any], **_: Any) -> Tokenized:
         return Tokenized(token_ids=TOKENS)
 
 
@@ -232,6 +234,37 @@ async def test_what_an_engine_pulled_is_not_held_against_the_prediction(held: in
     decided.observer.response_chunk(json.dumps(body).encode())
     decided.observer.finished()
     assert world.confirmations.seen == confirmed
+
+
+PREFILL_DECODE = f"""{HEAD}- type: prefill-filter
+- type: decode-filter
+- type: always-disagg-pd-decider
+- type: disagg-profile-handler
+  parameters: {{deciders: {{prefill: always-disagg-pd-decider}}}}
+- type: p2p-source-producer
+schedulingProfiles:
+- {{name: prefill, plugins: [{{pluginRef: prefill-filter}}]}}
+- {{name: decode, plugins: [{{pluginRef: decode-filter}}]}}
+"""
+
+
+@pytest.mark.parametrize(("prefill_holds", "source"), [(0.0, "10.0.0.1:8000"), (64.0, None)])
+def test_a_decode_endpoint_may_feed_the_prefill_endpoint(prefill_holds: float, source: str | None) -> None:
+    fleet = Fleet()
+    for name, role in (("p", "prefill"), ("d", "decode")):
+        labels = {"llm-d.ai/role": role}
+        fleet.add(Endpoint(name=name, address=f"10.0.0.{len(fleet.slots())}:8000", labels=labels))
+    tokens = np.zeros(fleet.capacity)
+    tokens[:2] = prefill_holds, 64.0
+    match = Match(tokens=tokens, weighted_tokens=tokens, total_tokens=96, block_tokens=16)
+    request = Request(
+        id="r", model="m", target_model="m", path="/", prompt_tokens=100, matches={"p": match}, default_match="p"
+    )
+    outcome = load_text(PREFILL_DECODE).scheduler(fleet).schedule(request, fleet.slots())
+    assert isinstance(outcome, Decision)
+    assert outcome.destinations == ("10.0.0.1:8000",)
+    assert outcome.headers["x-prefiller-host-port"] == "10.0.0.0:8000"
+    assert outcome.headers.get(SOURCE) == source
 
 
 # Whose request it is
