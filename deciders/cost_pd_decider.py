@@ -117,7 +117,7 @@ class CostPdDecider(Decider, type="cost-pd-decider"):
         remote = backlog[1:] + self._prefill.seconds(prompt - there, there)
         transfer = limits.setup_ms + missing * self._transfer_ms
         best = smallest(remote) * 1e3 + transfer
-        slack = self._slack(request, cost.decode_step(batch, float(fleet.decode_tokens[decode])))
+        slack = self._slack(request, batch, float(fleet.decode_tokens[decode]))
         numbers |= {
             "batch": batch,
             "delta_ms": delta,
@@ -132,7 +132,7 @@ class CostPdDecider(Decider, type="cost-pd-decider"):
             return Verdict(True, "spares-decodes", numbers)
         return Verdict(True, "sooner-elsewhere", numbers) if best < local else Verdict(False, "sooner-here", numbers)
 
-    def _slack(self, request: Request, step_ms: float) -> float:
+    def _slack(self, request: Request, batch: float, context: float) -> float:
         target = self.parameters.tpot_target_ms
         for header in TPOT_HEADERS:
             if value := request.headers.get(header):
@@ -141,4 +141,6 @@ class CostPdDecider(Decider, type="cost-pd-decider"):
                 except ValueError:
                     continue  # the client's header, not ours to trip over; the configured target stands
                 break
-        return self.parameters.tpot_slack_ms if target is None else max(0.0, target - step_ms)
+        if target is None:
+            return self.parameters.tpot_slack_ms
+        return max(0.0, target - self._cost.decode_step(batch, context))

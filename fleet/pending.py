@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from fleet.request import Vector
+from fleet.request import Match, Vector
 
 
 class _Node:
@@ -28,14 +28,13 @@ class _Node:
 
 
 class PendingPrompts:
-    """A multiset of (slot, prompt). `leading` answers how many blocks of a prompt each slot has on the way."""
+    """A multiset of (slot, prompt). `leading` answers how many blocks of a prompt each slot has on the way, `held` how many
+    tokens of it the slot has by then."""
 
     def __init__(self) -> None:
         self._root = _Node((), 0, 0)
         self._prompts = 0
-        self._answered: tuple[Sequence[int], Vector] | None = (
-            None  # until something changes: scorers, deciders ask alike
-        )
+        self._held: tuple[Match, Vector] | None = None  # until something changes: scorers and deciders ask alike
 
     def __len__(self) -> int:
         """Prompts held."""
@@ -44,7 +43,7 @@ class PendingPrompts:
     def add(self, slot: int, keys: Sequence[int]) -> None:
         """Count one prompt. `keys` is kept, not copied: it must not change until `remove`."""
         self._prompts += 1
-        self._answered = None
+        self._held = None
         node, position = self._root, 0
         while position < len(keys):
             child = node.children.get(keys[position])
@@ -61,7 +60,7 @@ class PendingPrompts:
     def remove(self, slot: int, keys: Sequence[int]) -> None:
         """Take back one earlier `add` of the same slot and equal keys."""
         self._prompts -= 1
-        self._answered = None
+        self._held = None
         node, position = self._root, 0
         while position < len(keys):
             first = keys[position]
@@ -76,10 +75,7 @@ class PendingPrompts:
             node, position = child, child.end
 
     def leading(self, keys: Sequence[int], capacity: int) -> Vector:
-        """Per slot (vector of `capacity`) the leading blocks of `keys` that prompts on their way to it contain. Shared: do
-        not write into it."""
-        if self._answered is not None and self._answered[0] is keys and len(self._answered[1]) == capacity:
-            return self._answered[1]
+        """Per slot (vector of `capacity`) the leading blocks of `keys` that prompts on their way to it contain."""
         blocks = np.zeros(capacity)
         node, position = self._root, 0
         while position < len(keys):
@@ -92,8 +88,19 @@ class PendingPrompts:
             if agreed < child.end:
                 break
             node, position = child, agreed
-        self._answered = keys, blocks
         return blocks
+
+    def held(self, match: Match, capacity: int) -> Vector:
+        """Per slot (vector of `capacity`) the leading tokens of a prompt that are there by its match or on their way, whichever
+        is more. Shared: do not write into it."""
+        if self._held is not None and self._held[0] is match and len(self._held[1]) == capacity:
+            return self._held[1]
+        tokens = self.leading(match.keys, capacity)
+        tokens *= match.block_tokens
+        matched = match.tokens[:capacity]  # shorter where slots were added since
+        np.maximum(tokens[: len(matched)], matched, out=tokens[: len(matched)])
+        self._held = match, tokens
+        return tokens
 
     def _split(self, parent: _Node, child: _Node, at: int) -> None:
         upper = _Node(child.keys, child.start, at)

@@ -57,7 +57,6 @@ def cached_tokens(request: Request, slots: Slots, fleet: Fleet, producer: str | 
     match = request.match(producer)
     if match is None:
         return np.zeros(len(slots))
-    tokens = match.tokens_at(slots)
-    if match.keys and len(fleet.pending):
-        tokens = np.maximum(tokens, fleet.pending.leading(match.keys, fleet.capacity)[slots] * match.block_tokens)
-    return np.minimum(tokens, max(request.prompt_tokens - 1, 0))
+    on_their_way = match.keys and len(fleet.pending)
+    tokens = fleet.pending.held(match, fleet.capacity)[slots] if on_their_way else match.tokens_at(slots)
+    return np.minimum(tokens, max(request.prompt_tokens - 1.0, 0.0))

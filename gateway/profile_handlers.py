@@ -359,5 +359,5 @@ def _camel(name: str) -> str:
 def addresses(slots: Iterable[int], handler: ProfileHandler, fleet: Fleet) -> tuple[str, ...]:
     """Where requests for these slots go, without repetitions, in order."""
     if isinstance(handler, StagedHandler):
-        return tuple(dict.fromkeys(handler.address(int(slot), fleet) for slot in slots))
-    return tuple(dict.fromkeys(fleet.endpoint(int(slot)).address for slot in slots))
+        return tuple(dict.fromkeys([handler.address(slot, fleet) for slot in slots]))
+    return tuple(dict.fromkeys([fleet.endpoint(slot).address for slot in slots]))

@@ -40,4 +40,5 @@ class ActiveRequestScorer(Scorer, type="active-request-scorer"):
         if not 0.0 <= best <= 1.0:
             best = 1.0
         busy: Vector = (most - count) / most * best
-        return np.where(count <= self.parameters.idle_threshold, 1.0, busy)
+        busy[count <= self.parameters.idle_threshold] = 1.0
+        return busy

@@ -1,9 +1,11 @@
 import random
 
+import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fleet.pending import PendingPrompts
+from fleet.request import Match
 
 
 def chain(letters: str) -> list[int]:
@@ -78,3 +80,20 @@ def test_the_same_question_is_answered_anew_when_something_changed() -> None:
     assert pending.leading(keys, 4).tolist() == [0, 2, 0, 0]
     pending.remove(1, [1, 2])
     assert pending.leading(keys, 4).tolist() == [0, 0, 0, 0]
+
+
+def test_held_tokens_are_matched_or_on_their_way_whichever_is_more_and_follow_every_change() -> None:
+    pending, keys = PendingPrompts(), chain("abc")
+    matched = np.array([16.0, 48.0, 0.0])
+    match = Match(tokens=matched, weighted_tokens=matched, total_tokens=48, block_tokens=16, keys=keys)
+    for slot in (0, 1, 2):
+        pending.add(slot, chain("abx"))
+    assert pending.held(match, 3).tolist() == [32, 48, 32]
+    assert pending.held(match, 4).tolist() == [32, 48, 32, 0], "the fourth slot was added after the match was made"
+    pending.remove(0, chain("abx"))
+    assert pending.held(match, 4).tolist() == [16, 48, 32, 0]
+    pending.add(3, keys)
+    assert pending.held(match, 4).tolist() == [16, 48, 32, 48]
+    fewer = Match(tokens=matched / 2, weighted_tokens=matched, total_tokens=48, block_tokens=16, keys=keys)
+    assert pending.held(fewer, 4).tolist() == [8, 32, 32, 48], "another match of the same prompt"
+    assert matched.tolist() == [16, 48, 0], "the match itself is not written to"
