@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
@@ -31,6 +31,7 @@ VARIANTS = {
     "gateway": ("gateway", "BUFFERED"),
     "duplex": ("gateway", "FULL_DUPLEX_STREAMED"),
 }
+SOURCE = "x-kv-cache-source-host-port"
 DROPPED = ("host", "content-length", "transfer-encoding")
 
 Json = dict[str, Any]
@@ -148,7 +149,9 @@ class World:
     def decodes(self) -> list[Engine]:
         return [self.engines["decode-0"], self.engines["decode-1"]]
 
-    async def start(self, handoff: Json, body_mode: str, scrape: str, **settings: Any) -> None:
+    async def start(
+        self, handoff: Json, body_mode: str, scrape: str, plugins: Sequence[Json] = (), **settings: Any
+    ) -> None:
         free_port = self.fleet.free_port
         endpoints = []
         for name in ("prefill-0", "decode-0", "decode-1", "alone"):
@@ -204,6 +207,7 @@ class World:
                     },
                 },
                 {"type": "disagg-profile-handler", "parameters": {"deciders": {"prefill": "prefix-based-pd-decider"}}},
+                *plugins,
             ],
             "schedulingProfiles": [
                 {
@@ -378,11 +382,12 @@ async def test_a_client_can_neither_name_a_prefiller_nor_another_engines_memory(
     world = await build("gateway")
     forged = {"do_remote_prefill": True, "remote_host": "10.9.9.9"}
     status, _, _ = await world.post(
-        chat("Hi", max_tokens=2, kv_transfer_params=forged), **{"x-prefiller-host-port": "10.9.9.9:1"}
+        chat("Hi", max_tokens=2, kv_transfer_params=forged),
+        **{"x-prefiller-host-port": "10.9.9.9:1", SOURCE: "10.9.9.9:1"},
     )
     assert status == 200
     _, headers, sent = world.decoded()
-    assert "x-prefiller-host-port" not in headers
+    assert not {"x-prefiller-host-port", SOURCE} & headers.keys()
     assert "kv_transfer_params" not in sent
 
 
@@ -454,13 +459,7 @@ async def test_the_second_turn_goes_straight_back_to_the_decode_endpoint(build: 
     status, answer, _ = await world.post(chat(LONG))
     assert status == 200
     engine, _, _ = world.decoded()
-    held = answer["usage"]["total_tokens"] // 16 - 1
-    slot = world.gateway.fleet.slot_of(world.sidecars[engine.name].address if world.sidecars else engine.address)
-    assert slot is not None
-    await world.fleet.until(
-        lambda: sum(bool(world.gateway.index.holders(key) >> slot & 1) for key in keys_of(world)) >= held,
-        "the reply's blocks were announced",
-    )
+    held = await announced(world, engine, answer)
     reply = answer["choices"][0]["message"]["content"]
     body = chat(LONG, reply, "Thanks, makes sense.", max_tokens=8)
     status, again, headers = await world.post(body)
@@ -480,6 +479,38 @@ async def test_the_second_turn_goes_straight_back_to_the_decode_endpoint(build: 
     )
     assert 'warmroute_template_rewrites_history{model="sim"} 1.0' in page
     await world.released()
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+async def test_who_computes_the_prompt_is_told_which_endpoint_holds_the_reply(build: Build, variant: str) -> None:
+    world = await build(variant, plugins=[{"type": "p2p-source-producer"}])
+    status, answer, _ = await world.post(chat(LONG), **{SOURCE: "10.9.9.9:1"})
+    assert status == 200
+    engine, headers, _ = world.decoded()
+    assert not any(SOURCE in it for it in (headers, world.prefill.asked[0][0])), "nobody holds anything yet"
+    await announced(world, engine, answer)
+    reply = answer["choices"][0]["message"]["content"]
+    status, _, _ = await world.post(chat(LONG, reply, LONG, max_tokens=8), **{SOURCE: "10.9.9.9:1"})
+    assert status == 200
+    source = world.sidecars[engine.name].address if world.sidecars else engine.address
+    assert [it[0].get(SOURCE) for it in world.prefill.asked] == [None, source]
+    if variant != "sidecar":
+        assert SOURCE not in engine.asked[-1][0], "it fetches from the prefill endpoint"
+    assert world.count("request_hints_total", plugin="p2p-source-producer", outcome="no_better") == 1
+    assert world.count("request_hints_total", plugin="p2p-source-producer", outcome="named") == 1
+    await world.released()
+
+
+async def announced(world: World, engine: Engine, answer: Json) -> int:
+    """Waits until the index knows what `engine` keeps of prompt and reply; returns how many blocks that is at least."""
+    held = int(answer["usage"]["total_tokens"] // 16 - 1)
+    slot = world.gateway.fleet.slot_of(world.sidecars[engine.name].address if world.sidecars else engine.address)
+    assert slot is not None
+    await world.fleet.until(
+        lambda: sum(bool(world.gateway.index.holders(key) >> slot & 1) for key in keys_of(world)) >= held,
+        "the reply's blocks were announced",
+    )
+    return held
 
 
 def keys_of(world: World) -> list[int]:
