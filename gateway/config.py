@@ -22,7 +22,7 @@ from gateway.cycle import Profile, Scheduler
 from gateway.data_layer_config import DataSource, Parser
 from gateway.expected_work_queue import ExpectedWorkQueue
 from gateway.plugin_modules import load_plugin_modules
-from gateway.producers_config import PrecisePrefixCacheProducer, TokenProducer
+from gateway.producers_config import BurstPrefixCacheProducer, PrecisePrefixCacheProducer, TokenProducer
 from gateway.saturation import SaturationDetector
 from gateway.work_queue import WorkQueue
 from scorers.expected_work_scorer import ExpectedWorkScorer
@@ -69,6 +69,11 @@ class LoadedConfig(msgspec.Struct, frozen=True, kw_only=True):
         """The first precise producer; engines' events are needed only if there is one."""
         return next((p for p in self.plugins.values() if isinstance(p, PrecisePrefixCacheProducer)), None)
 
+    @property
+    def bursts(self) -> dict[str, BurstPrefixCacheProducer]:
+        """The burst producers by name; their windows run side by side."""
+        return {name: it for name, it in self.plugins.items() if isinstance(it, BurstPrefixCacheProducer)}
+
     def tokenizer_of(self, model: str) -> Path | None:
         """Directory of the model's tokenizer; None where prompts of this model are tokenized elsewhere or not at all."""
         known = self.settings.models.get(model)
@@ -94,10 +99,12 @@ class LoadedConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def decision_limit_s(self) -> float:
-        """Seconds after which a decision has gone wrong: understanding, waiting in the queue, a prefill leg, and some more."""
+        """Seconds after which a decision has gone wrong: understanding, waiting in a burst's window and in the queue, a
+        prefill leg, and some more."""
         waiting = self.queue[0].parameters.max_wait if self.queue else 0.0
         leg = self.settings.handoff.timeout if self.settings.handoff.mode == "gateway" else 0.0
-        return waiting + leg + DECISION_MARGIN_S
+        window = max((producer.window_s for producer in self.bursts.values()), default=0.0)
+        return window + waiting + leg + DECISION_MARGIN_S
 
 
 def load(path: Path | str | None) -> LoadedConfig:

@@ -17,7 +17,12 @@ from gateway.data_layer_config import (
     Parser,
 )
 from gateway.expected_work_queue import ExpectedWorkQueue
-from gateway.producers_config import ApproxPrefixCacheProducer, PrecisePrefixCacheProducer, TokenProducer
+from gateway.producers_config import (
+    ApproxPrefixCacheProducer,
+    BurstPrefixCacheProducer,
+    PrecisePrefixCacheProducer,
+    TokenProducer,
+)
 from gateway.profile_handlers import StagedHandler
 from gateway.saturation import SaturationDetector
 from scorers.expected_work_scorer import ExpectedWorkScorer
@@ -295,9 +300,14 @@ def queue(plugins: Plugins) -> tuple[ExpectedWorkQueue, ExpectedWorkScorer] | No
 
 
 def unused(plugins: Plugins) -> None:
-    """Warn of filters, scorers and deciders that nothing refers to, unless what was to refer to them is broken."""
+    """Warn of filters, scorers, deciders and burst producers that nothing refers to, unless what was to do so is broken."""
     if plugins.broken():
         return
     for name, instance in plugins.instances.items():
         if name not in plugins.used and isinstance(instance, Filter | Scorer | Decider):
             plugins.warn(plugins.at[name], f"{name!r} is declared and never used")
+    read = {value for name, _, value in plugins.references("match_info_producer_name") if name in plugins.used}
+    for name in plugins.of(BurstPrefixCacheProducer):
+        if name not in read:
+            message = f"nothing reads {name!r}, so it holds no request: name it in a prefix-cache-scorer of a profile"
+            plugins.warn(plugins.at[name], f"{message} (prefixMatchInfoProducerName)")

@@ -14,6 +14,7 @@ import numpy as np
 from fleet.endpoint import Endpoint
 from fleet.fleet import Fleet
 from fleet.request import Request
+from gateway.burst_room import Assigned
 from gateway.cycle import Decision, Rejection
 from gateway.explain import explain, header_text
 from gateway.extproc.decision import Decided, Rejected
@@ -47,11 +48,18 @@ class Kept(msgspec.Struct, frozen=True):
     names: Names
     trust: Mapping[int, object]
     work: Mapping[str, Work]
+    assigned: Mapping[str, Assigned] = {}
 
     def told(self, most: int | None = None) -> dict[str, Any]:
         """See `gateway.explain`."""
         return {"at": self.at} | explain(
-            self.request, self.outcome, self.names, trust=self.trust, work=self.work, most=most
+            self.request,
+            self.outcome,
+            self.names,
+            trust=self.trust,
+            work=self.work,
+            most=most,
+            assigned=self.assigned,
         )
 
 
@@ -76,7 +84,13 @@ class DecisionLog:
         self._names = Names({})
         self._names_of = -1
 
-    def keep(self, request: Request, outcome: Decision | Rejection, found: Found | None) -> Kept:
+    def keep(
+        self,
+        request: Request,
+        outcome: Decision | Rejection,
+        found: Found | None,
+        assigned: Mapping[str, Assigned] | None = None,
+    ) -> Kept:
         """Remember a decision; to be called before the books are charged with it."""
         slots = set(np.flatnonzero(found.raw_tokens)[:MOST_TRUSTED].tolist()) if found is not None else set()
         for run in outcome.runs.values():
@@ -89,6 +103,7 @@ class DecisionLog:
             names=self._who(),
             trust={slot: self._trust(slot) for slot in slots if slot in self._fleet},
             work=self._work(request, outcome),
+            assigned=assigned or {},
         )
         self._kept.append(kept)
         return kept

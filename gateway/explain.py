@@ -7,6 +7,7 @@ import msgspec
 
 from fleet.endpoint import Endpoint
 from fleet.request import Request
+from gateway.burst_room import Assigned
 from gateway.cycle import Decision, Rejection, Run
 from scorers.expected_work_scorer import Work
 
@@ -28,10 +29,12 @@ def explain(
     trust: Mapping[int, object] | None = None,
     work: Mapping[str, Work] | None = None,
     most: int | None = None,
+    assigned: Mapping[str, Assigned] | None = None,
 ) -> dict[str, Any]:
     """JSON-ready. Endpoints appear by name; every candidate of every profile says what removed it or what it scored.
 
     `trust`: by slot, how far its match was believed. `work`: by profile, what expected-work-scorer made of its candidates.
+    `assigned`: by burst producer, where its window wanted the request.
     `most`: candidates and removed endpoints shown per profile, the best first; None shows all.
     """
     answer: dict[str, Any] = {
@@ -45,6 +48,8 @@ def explain(
             for name, run in outcome.runs.items()
         },
     }
+    if assigned:
+        answer["bursts"] = {producer: _burst(it) for producer, it in assigned.items()}
     if isinstance(outcome, Rejection):
         return answer | {"rejected": {"status": outcome.status, "reason": outcome.reason, "message": outcome.message}}
     return answer | {
@@ -95,6 +100,12 @@ def explanation_text(told: dict[str, Any]) -> str:
             lines.append(f"  then, if that does not answer: {', '.join(told['endpoints'][1:])}")
         if told["prefill"]:
             lines.append(f"  after a prefill on {told['prefill']}")
+    for producer, said in told.get("bursts", {}).items():
+        where = f"assigned to {said['assigned']}" if said["assigned"] else "not assigned"
+        lines.append(
+            f"{producer}: {where} ({said['why']}), {said['together']} of {said['group']} alike together, "
+            f"window of {said['window']}, waited {said['waited_s'] * 1e3:.0f} ms"
+        )
     for profile, said in told.get("deciders", {}).items():
         answer = "yes" if said["disaggregate"] else "no"
         numbers = _numbers_text(said["numbers"])
@@ -122,6 +133,18 @@ def _candidate_text(candidate: dict[str, Any]) -> str:
     if (work := candidate.get("work")) is not None:
         line += f"  own {work['own_s'] * 1e3:.1f} ms, backlog {work['backlog_s'] * 1e3:.1f} ms"
     return f"{line}  {scores}".rstrip()
+
+
+def _burst(assigned: Assigned) -> dict[str, Any]:
+    rank = f" rank {assigned.rank}" if assigned.rank else ""
+    return {
+        "assigned": None if assigned.slot is None else f"{assigned.address}{rank}",
+        "why": assigned.why,
+        "group": assigned.group,
+        "together": assigned.together,
+        "window": assigned.window,
+        "waited_s": assigned.waited_s,
+    }
 
 
 def _run(

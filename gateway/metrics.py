@@ -27,6 +27,7 @@ STEP_BUCKETS = (
 TTFT_BUCKETS = (*(0.005, 0.025, 0.05, 0.1, 0.2, 0.4, 0.6, 0.8, 1, 1.5, 2, 3, 4, 6, 8, 10, 15, 20, 30, 45, 60, 120),)
 TOKEN_BUCKETS = tuple(float(2**n) for n in range(3, 18))
 ERROR_BUCKETS = (0.0, 16, 32, 64, 128, 256, 512, 1024, 4096, 16384)
+WINDOW_BUCKETS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 64, 128, 256, 512, 1000)
 FRACTION_BUCKETS = tuple(n / 10 for n in range(11))
 
 STEPS = ("parse", "tokenize", "keys", "match", "schedule", "total")
@@ -213,6 +214,33 @@ class Metrics:
             "went away), or the reason of the rejection.",
             TTFT_BUCKETS,
             ("outcome",),
+        )
+        self.burst_waiting = gauge(
+            "burst_waiting",
+            "Requests that wait in a window of a burst-prefix-cache-producer now. Nothing bounds it but the window's duration "
+            "where maxBatchSize is -1.",
+        )
+        self.burst_window = histogram(
+            "burst_window_requests",
+            "Requests per window of a burst-prefix-cache-producer, by how it ended: time, full (maxBatchSize), or closed "
+            "(shutdown or reload). Mostly 1: there are no bursts, and the window only costs time.",
+            WINDOW_BUCKETS,
+            ("ended",),
+        )
+        self.burst_wait = histogram(
+            "burst_wait_seconds",
+            "Time that requests were held in such a window, by what became of them: colocated (with others of the same "
+            "beginning), separated (maxPerReplica or the balance sent the others elsewhere), alone (no other prompt is like "
+            "it), no_endpoint, cancelled (the client went away), failed. Mostly alone: switch the producer off, or lower "
+            "minColocateBlocks.",
+            STEP_BUCKETS,
+            ("outcome",),
+        )
+        self.burst_assigned = counter(
+            "burst_assigned",
+            "Requests that a window had assigned to an endpoint, by whether their prompt is computed there: yes, or no because "
+            "other scorers weighed more. no growing: give the prefix-cache-scorer that reads the producer more weight.",
+            ("followed",),
         )
         self.streams_open = gauge("extproc_streams_open", "ext-proc streams open now, one per request in flight.")
         self.reloads = counter("config_reloads", "Configuration reloads, by result: ok or refused.", ("result",))

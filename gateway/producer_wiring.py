@@ -1,18 +1,17 @@
-"""What the producers' parameters mean for the index, its weights and the approximate caches."""
+"""What the producers' parameters mean for the index, its weights, the approximate caches and the burst windows."""
 
 from fleet.fleet import Fleet
 from fleet.plugin import HeaderReader
 from gateway.approximate import ApproximateCache
+from gateway.burst_room import BurstRoom
 from gateway.config import LoadedConfig
+from gateway.metrics import Metrics
 from gateway.producers import Producers
-from gateway.producers_config import ApproxPrefixCacheProducer, BurstPrefixCacheProducer, PrecisePrefixCacheProducer
+from gateway.producers_config import ApproxPrefixCacheProducer, PrecisePrefixCacheProducer
 from indexer.index import Index
 from indexer.matched import DEFAULT_WEIGHTS
 from indexer.predicted import Predicted
 from indexer.tier import NAMES
-
-BURST_CAPACITY = 31250
-"""Blocks per endpoint that a burst producer remembers: llm-d's default for its approximate sibling."""
 
 
 def index_of(config: LoadedConfig) -> Index:
@@ -37,7 +36,7 @@ def predicted_of(config: LoadedConfig) -> Predicted | None:
 
 
 def producers_of(config: LoadedConfig, fleet: Fleet) -> Producers:
-    """The producer instances by what they produce."""
+    """The producer instances by what they produce; burst windows are extra (`bursts_of`), since they make requests wait."""
     precise: list[str] = []
     approximate: dict[str, ApproximateCache] = {}
     for name, plugin in config.plugins.items():
@@ -46,9 +45,29 @@ def producers_of(config: LoadedConfig, fleet: Fleet) -> Producers:
         elif isinstance(plugin, ApproxPrefixCacheProducer):
             capacity = plugin.parameters.lru_capacity_per_server
             approximate[name] = ApproximateCache(fleet, plugin.block_tokens, capacity, plugin.max_tokens)
-        elif isinstance(plugin, BurstPrefixCacheProducer):
-            limits = plugin.parameters
-            most = limits.max_prefix_tokens_to_match or None
-            approximate[name] = ApproximateCache(fleet, limits.block_size_tokens, BURST_CAPACITY, most)
     readers = tuple(plugin for plugin in config.plugins.values() if isinstance(plugin, HeaderReader))
     return Producers(precise=tuple(precise), approximate=approximate, default=config.default_match, readers=readers)
+
+
+def bursts_of(config: LoadedConfig, fleet: Fleet, metrics: Metrics) -> dict[str, BurstRoom]:
+    """An empty window for every burst producer whose match some profile reads."""
+    rooms: dict[str, BurstRoom] = {}
+    for name, producer in config.bursts.items():
+        readers = frozenset(
+            plugin.name
+            for profile in config.profiles
+            for plugin in (*profile.filters, *(scorer for scorer, _ in profile.scorers))
+            if getattr(plugin.parameters, "prefix_match_info_producer_name", None) == name
+        )
+        if readers:
+            rooms[name] = BurstRoom(
+                name,
+                fleet,
+                metrics,
+                rules=producer.rules,
+                window_s=producer.window_s,
+                most=producer.most,
+                max_blocks=producer.max_blocks,
+                readers=readers,
+            )
+    return rooms

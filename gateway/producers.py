@@ -6,6 +6,7 @@ import msgspec
 
 from fleet.plugin import HeaderReader
 from gateway.approximate import ApproximateCache
+from gateway.burst_room import BurstRoom
 
 
 class Producers(msgspec.Struct, frozen=True, kw_only=True):
@@ -13,6 +14,17 @@ class Producers(msgspec.Struct, frozen=True, kw_only=True):
 
     precise: tuple[str, ...] = ()
     approximate: Mapping[str, ApproximateCache] = {}
+    bursts: Mapping[str, BurstRoom] = {}
+    """Only those whose match something reads."""
     default: str = ""
     readers: tuple[HeaderReader, ...] = ()
     """What reads attributes from a request's headers, in the order of the configuration."""
+
+    def block_sizes(self) -> set[int]:
+        """Tokens per block at which keys are needed beside the fleet's own."""
+        return {it.block_tokens for them in (self.approximate, self.bursts) for it in them.values()}
+
+    def close(self) -> None:
+        """Nobody waits for these producers any more."""
+        for room in self.bursts.values():
+            room.close()

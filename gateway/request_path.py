@@ -1,12 +1,13 @@
 """The request path: from a request's head and body to where it goes.
 
-    parse --> tokenize --> keys --> match --> schedule --> reserve
-    (client's errors end here)    `------- one synchronous stretch: nobody decides in between -------'
+    parse --> tokenize --> keys [--> burst window] --> match --> schedule --> reserve
+    (client's errors end here)                       `-- one synchronous stretch: nobody decides in between --'
 
 Rules
 1. What the client did wrong is answered (400, 404); what went wrong here costs knowledge, never the request: it is routed
    by load, and `routed_blind{reason}` and the log say why.
-2. Waiting happens in understanding only (and for the keys of a very long prompt). From the match on nothing waits.
+2. Waiting happens in understanding only (and for the keys of a very long prompt, and in the window of a burst producer, where
+   one is configured). From the match on nothing waits.
 3. What is reserved is released by the observer that goes out with the decision, exactly once.
 """
 
@@ -25,6 +26,7 @@ from fleet.fleet import Fleet, Slots
 from fleet.plugin import HeaderReader
 from fleet.request import Match, Request
 from gateway import control_headers as control
+from gateway.burst_room import Assigned, hold
 from gateway.cycle import Decision, Rejection, Scheduler
 from gateway.decision_log import DecisionLog, with_explanation
 from gateway.departure import Departures, Placed
@@ -43,13 +45,14 @@ from gateway.served_models import Served, ServedModels
 from gateway.tokenizers import Decode
 from gateway.tracing import NO_SPAN, Span, Tracing, describe_destination, describe_request
 from gateway.understanding import Ask, Understanding
-from gateway.waiting_room import Look, WaitingRoom
+from gateway.waiting_room import Look, WaitingRoom, prompt_run
 from tokenization.tokenized import Tokenized
 
 log = logging.getLogger(__name__)
 
 LARGE_PROMPT = 32 * 1024
 """Tokens from which keys are computed in a worker thread."""
+NOT_HELD: Mapping[str, Assigned] = {}
 OUTPUT_LIMITS = ("max_completion_tokens", "max_tokens", "max_output_tokens")
 
 
@@ -169,17 +172,26 @@ class RequestPath:
             ask = msgspec.structs.replace(ask, blind="estimated_tokens")
         if ask.blind:
             self._metrics.blind.labels(ask.blind).inc()
+        assigned = await self._burst(head, ask, keys) if keys is not None and self.producers.bursts else NOT_HELD
         return await self.room.admit(
-            look=lambda: self._look(head, ask, keys),
+            look=lambda: self._look(head, ask, keys, assigned),
             answer=lambda look: self._explained(head, look, lambda: self._answer(head, ask, look, keys, span)),
         )
 
-    def _look(self, head: Head, ask: Ask, keys: Keys | None) -> Look:
+    async def _burst(self, head: Head, ask: Ask, keys: Keys) -> Mapping[str, Assigned]:
+        """Where the windows of burst producers want the request, when they have ended."""
+        seen = self._look(head, ask, keys, NOT_HELD)
+        if seen.refused is not None or isinstance(seen.outcome, Rejection):
+            return NOT_HELD
+        with self._tracing.step("burst"):
+            return await hold(self.producers.bursts, keys, prompt_run(seen.outcome))
+
+    def _look(self, head: Head, ask: Ask, keys: Keys | None, assigned: Mapping[str, Assigned]) -> Look:
         """Where the request would go now. Nothing is written but metrics, so that it can be looked at again."""
         candidates = self._candidates(head, ask.served)
         exact = ask.prompt is not None and ask.prompt.exact
         found = self._match(keys) if keys and exact and self.producers.precise else None
-        request = self._request(head, ask, keys, found)
+        request = self._request(head, ask, keys, found, assigned)
         started = self._clock()
         with self._tracing.step("schedule"):
             outcome = self.scheduler.schedule(request, candidates, tell=False)
@@ -190,7 +202,7 @@ class RequestPath:
         elif control.wants_prefix(head.headers) and not self._holds_prefix(request, outcome, found, keys):
             message = "no endpoint holds a prefix of this prompt (Prefer: if-available)"
             refused = Rejected(status=412, message=message, code="prefix_not_available")
-        return Look(request=request, outcome=outcome, refused=refused, found=found)
+        return Look(request=request, outcome=outcome, refused=refused, found=found, assigned=assigned)
 
     def _answer(self, head: Head, ask: Ask, look: Look, keys: Keys | None, span: Span) -> Decided | Rejected:
         """Carry out what was just looked at."""
@@ -205,6 +217,10 @@ class RequestPath:
         self.scheduler.tell(look.request, outcome)
         predicted = look.found.predicted(outcome.slots[0], keys) if look.found and keys else None
         self.record.add(look.request, outcome, look.found, keys)
+        for it in look.assigned.values():
+            if it.slot is not None:
+                followed = it.slot == prompt_run(outcome).picked[0]
+                self._metrics.burst_assigned.labels("yes" if followed else "no").inc()
         describe_destination(span, outcome.destinations[0])
         if span.recording and predicted is not None:
             span.set("warmroute.predicted_cached_tokens", predicted)
@@ -221,7 +237,7 @@ class RequestPath:
         if self.decisions is None:
             return answer()
         try:
-            kept = self.decisions.keep(look.request, look.outcome, look.found)
+            kept = self.decisions.keep(look.request, look.outcome, look.found, look.assigned)
         except Exception:  # an explanation is never worth a request
             log.exception("explain_failed request_id=%s", head.request_id)
             return answer()
@@ -239,7 +255,7 @@ class RequestPath:
         started = self._clock()
         try:
             with self._tracing.step("keys"):
-                also = {cache.block_tokens for cache in self.producers.approximate.values()}
+                also = self.producers.block_sizes()
                 if len(prompt.token_ids) > LARGE_PROMPT:
                     return await asyncio.to_thread(self._matcher.keys, prompt, served, also)
                 return self._matcher.keys(prompt, served, also)
@@ -278,7 +294,9 @@ class RequestPath:
         self._warn("no_healthy_endpoint", f"endpoints={len(live)} action=route_to_unhealthy")
         return live[able | answering]
 
-    def _request(self, head: Head, ask: Ask, keys: Keys | None, found: Found | None) -> Request:
+    def _request(
+        self, head: Head, ask: Ask, keys: Keys | None, found: Found | None, assigned: Mapping[str, Assigned]
+    ) -> Request:
         prompt, who = ask.prompt, self._who(head)
         return Request(
             id=self._booking(head.request_id),
@@ -293,7 +311,7 @@ class RequestPath:
             priority=self._priority(head),
             fairness_id=who.fairness_id,
             attributes=who.attributes,
-            matches=self._matches(keys, found),
+            matches=self._matches(keys, found, assigned),
             default_match=self.producers.default,
         )
 
@@ -324,12 +342,14 @@ class RequestPath:
         limits = [ask.parsed.get(name) for name in OUTPUT_LIMITS] if ask.parsed else []
         return min([usual, *(limit for limit in limits if type(limit) is int and limit > 0)])
 
-    def _matches(self, keys: Keys | None, found: Found | None) -> dict[str, Match]:
+    def _matches(self, keys: Keys | None, found: Found | None, assigned: Mapping[str, Assigned]) -> dict[str, Match]:
         if keys is None:
             return {}
         matches = dict.fromkeys(self.producers.precise, found.match) if found else {}
         for name, cache in self.producers.approximate.items():
-            matches[name] = cache.match(keys.by_block[cache.block_tokens])
+            matches[name] = cache.match(keys.by_block.get(cache.block_tokens, ()))  # a reload may want other keys
+        for name, room in self.producers.bursts.items():
+            matches[name] = room.match(keys.by_block.get(room.block_tokens, ()), assigned.get(name))
         return matches
 
     def _warn(self, reason: str, detail: str, error: Exception | None = None) -> None:

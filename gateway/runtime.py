@@ -17,6 +17,7 @@ from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any
 
+import msgspec
 from prometheus_client import CollectorRegistry, GCCollector, PlatformCollector, ProcessCollector
 
 from fleet.books import Books
@@ -50,7 +51,8 @@ from gateway.parts import GatewayParts
 from gateway.picture import GatewayPicture
 from gateway.prefill_leg import PrefillLegs
 from gateway.prefill_progress import PrefillProgress
-from gateway.producer_wiring import index_of, predicted_of, producers_of, weights_of
+from gateway.producer_wiring import bursts_of, index_of, predicted_of, producers_of, weights_of
+from gateway.producers import Producers
 from gateway.request_path import RequestPath, Settings
 from gateway.served_models import ServedModels
 from gateway.template_knowledge import TemplateKnowledge
@@ -143,7 +145,7 @@ class Gateway:
             models=self.models,
             matcher=matcher,
             scheduler=self._scheduler(config),
-            producers=producers_of(config, self.fleet),
+            producers=self._producers(config),
             understanding=self._understanding,
             accuracy=self.watch,
             trust=self.streams.trust,
@@ -220,8 +222,10 @@ class Gateway:
         )
 
     async def stop(self) -> None:
-        """Say NOT_SERVING, turn away who waits, let running requests finish within `drainTimeout`, then close everything."""
+        """Say NOT_SERVING, end burst windows, turn away who waits in the queue, let running requests finish within
+        `drainTimeout`, then close everything."""
         served, self._serving = self._serving, False
+        self.path.producers.close()
         self.room.close()
         if self._server is not None:
             await (self._server.drain() if served else self._server.stop())
@@ -271,7 +275,8 @@ class Gateway:
         self.models.configure(config.settings.models)
         self.path.scheduler = self._scheduler(config)
         self.path.scheduler.on_failure = self._plugin_failed
-        self.path.producers = producers_of(config, self.fleet)
+        retired, self.path.producers = self.path.producers, self._producers(config)
+        retired.close()
         self.path.settings = _path_settings(config)
         self._use_queue(config)
         if self._server is not None:
@@ -324,6 +329,10 @@ class Gateway:
         assert isinstance(scheduler, TracedScheduler)
         scheduler.tracing = self._tracing
         return scheduler
+
+    def _producers(self, config: LoadedConfig) -> Producers:
+        bursts = bursts_of(config, self.fleet, self.metrics)
+        return msgspec.structs.replace(producers_of(config, self.fleet), bursts=bursts)
 
     def _plugin_failed(self, plugin: str, doing: str) -> None:
         self.metrics.plugin_errors.labels(plugin).inc()

@@ -83,7 +83,7 @@ class Sending:
         if keys is not None:
             for cache in producers.approximate.values():
                 for leg in legs:
-                    cache.sent(leg, keys.by_block[cache.block_tokens])
+                    cache.sent(leg, keys.by_block.get(cache.block_tokens, ()))  # a reload may want other keys
         if chain:
             self._matcher.touch(chain)
         pulls = CACHE_SOURCE in decision.headers  # what the engine reports as cached is then not what it held itself

@@ -10,13 +10,14 @@ import contextvars
 import logging
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import msgspec
 
 from fleet.fleet import Fleet
 from fleet.request import Request
-from gateway.cycle import Decision, Rejection
+from gateway.burst_room import Assigned
+from gateway.cycle import Decision, Rejection, Run
 from gateway.extproc.decision import (
     ABORTED_UNSENT,
     SATURATED,
@@ -49,9 +50,18 @@ class Look(msgspec.Struct, frozen=True, kw_only=True):
     """The answer where it goes nowhere, now or later."""
     found: Found | None = None
     """What the index said."""
+    assigned: Mapping[str, Assigned] = {}
+    """Where a window of a burst producer wants it, by producer."""
 
 
 Answer = Callable[[Look], Decided | Rejected]
+
+
+def prompt_run(decision: Decision) -> Run:
+    """The run that chose who computes the prompt."""
+    if decision.prefill is None:
+        return decision.runs[decision.primary]
+    return next(it for it in decision.runs.values() if len(it.picked) and it.picked[0] == decision.prefill)
 
 
 class _Guest:
@@ -146,11 +156,9 @@ class WaitingRoom:
         if look.refused is not None or isinstance(outcome, Rejection) or look.request.prompt_tokens <= 0:
             return None
         decode = slot = outcome.slots[0]
-        run = outcome.runs[outcome.primary]
         if outcome.prefill is not None:
             slot = outcome.prefill
-            run = next(it for it in outcome.runs.values() if len(it.picked) and it.picked[0] == slot)
-        return Place(request=look.request, candidates=run.candidates, slot=slot, decode=decode)
+        return Place(request=look.request, candidates=prompt_run(outcome).candidates, slot=slot, decode=decode)
 
     def _enter(self, guest: _Guest, seen: Look) -> None:
         place, queue = self._place(seen), self._queue

@@ -5,7 +5,13 @@ import pytest
 from fleet.endpoint import Endpoint
 from gateway.config_decode import Decoder
 from gateway.config_source import read
-from gateway.producers_config import ApproxPrefixCacheProducer, PrecisePrefixCacheProducer, TokenProducer
+from gateway.joint_placement import Rules
+from gateway.producers_config import (
+    ApproxPrefixCacheProducer,
+    BurstPrefixCacheProducer,
+    PrecisePrefixCacheProducer,
+    TokenProducer,
+)
 
 
 def made(kind: Any, text: str) -> Any:
@@ -107,3 +113,32 @@ def test_the_longest_prefix_is_given_in_tokens_or_blocks_or_not_at_all() -> None
     assert made(ApproxPrefixCacheProducer, "{}").max_tokens == 131072
     assert made(ApproxPrefixCacheProducer, "{maxPrefixTokensToMatch: 0, blockSize: 32}").max_tokens == 2048 * 32
     assert made(ApproxPrefixCacheProducer, "{maxPrefixTokensToMatch: 0, maxPrefixBlocksToMatch: 0}").max_tokens is None
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("{windowDurationMs: 0}", "expected int >= 1"),
+        ("{windowDurationMs: 10001}", "expected int <= 10000"),
+        ("{maxPerReplica: 0}", "maxPerReplica must be -1"),
+        ("{maxPerReplica: -2}", "expected int >= -1"),
+        ("{maxBatchSize: 0}", "maxBatchSize must be -1"),
+        ("{maxPrefixTokensToMatch: 63}", "less than one block of 64 tokens"),
+        ("{minColocateBlocks: -1}", "expected int >= 0"),
+        ("{balanceBy: blocks}", "expected one of 'requests', 'tokens'"),
+    ],
+)
+def test_a_window_that_could_not_work_is_refused(text: str, message: str) -> None:
+    assert message in refused(BurstPrefixCacheProducer, text)
+
+
+def test_a_burst_producers_parameters_become_rules() -> None:
+    plain = made(BurstPrefixCacheProducer, "{}")
+    assert (plain.rules, plain.window_s, plain.most, plain.max_blocks) == (Rules(block_tokens=64), 0.1, 1000, None)
+    given = made(
+        BurstPrefixCacheProducer,
+        "{windowDurationMs: 250, maxPerReplica: 3, blockSizeTokens: 32, maxPrefixTokensToMatch: 100, minColocateBlocks: 2, "
+        "maxBatchSize: -1, balanceBy: tokens}",
+    )
+    assert given.rules == Rules(block_tokens=32, max_per_replica=3, min_colocate_blocks=2, by_tokens=True)
+    assert (given.window_s, given.most, given.max_blocks) == (0.25, None, 3)

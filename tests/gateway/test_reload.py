@@ -11,6 +11,7 @@ import pytest
 import yaml
 
 from gateway.config import load
+from gateway.extproc.decision import Decided, Head, Rejected
 from gateway.runtime import Gateway, StartError
 
 HOST = "127.0.0.1"
@@ -125,3 +126,64 @@ async def test_a_taken_port_is_named_by_its_setting(tmp_path: Path, free_port: C
         await gateway.start()
     await gateway.stop()
     server.close()
+
+
+def with_burst(running: Running) -> None:
+    running.document["plugins"] += [
+        {"type": "burst-prefix-cache-producer", "parameters": {"windowDurationMs": 10000, "blockSizeTokens": 16}},
+        {"type": "prefix-cache-scorer", "parameters": {"prefixMatchInfoProducerName": "burst-prefix-cache-producer"}},
+    ]
+    running.document["schedulingProfiles"][0]["plugins"].append({"pluginRef": "prefix-cache-scorer"})
+
+
+def ask(running: Running, name: str) -> "asyncio.Task[Decided | Rejected]":
+    body = json.dumps({"model": "m", "prompt": "one prompt of many rollouts " * 20}).encode()
+    head = Head(method="POST", path="/v1/completions", headers={"content-type": "application/json"}, request_id=name)
+    return asyncio.create_task(running.gateway.path.decide(head, body))
+
+
+async def two_alike(running: Running) -> None:
+    """Nobody answers the scraper; when it has given up on both, requests have a choice again."""
+    fleet = running.gateway.fleet
+    await running.until(lambda: len(fleet.slots()) == 2 and not fleet.healthy[fleet.slots()].any(), "two of a kind")
+
+
+async def held(running: Running, count: int) -> None:
+    sample = running.gateway.registry.get_sample_value
+    await running.until(lambda: sample("warmroute_burst_waiting") == count, f"{count} requests in a window")
+
+
+async def test_a_burst_window_that_is_open_ends_with_a_reload(running: Running) -> None:
+    running.write_endpoints(2)
+    with_burst(running)
+    running.write()
+    await running.until(lambda: bool(running.gateway.path.producers.bursts), "the producer is in force")
+    await two_alike(running)
+    asked = [ask(running, str(number)) for number in range(3)]
+    await held(running, 3)
+    running.write(responseHeaders=True)
+    async with asyncio.timeout(5):
+        answers = await asyncio.gather(*asked)
+    assert len({it.destination[0] for it in answers if isinstance(it, Decided)}) == 1
+    later = ask(running, "later")
+    await held(running, 1)
+    later.cancel()
+    await held(running, 0)
+
+
+async def test_a_burst_window_that_is_open_ends_with_the_gateway(tmp_path: Path, free_port: Callable[[], int]) -> None:
+    running = Running(tmp_path, free_port)
+    running.write_endpoints(2)
+    with_burst(running)
+    running.write()
+    running.gateway = Gateway(load(running.file), running.file)
+    await running.gateway.start()
+    try:
+        await two_alike(running)
+        asked = [ask(running, str(number)) for number in range(3)]
+        await held(running, 3)
+    finally:
+        await running.gateway.stop()
+    async with asyncio.timeout(5):
+        answers = await asyncio.gather(*asked)
+    assert len({it.destination[0] for it in answers if isinstance(it, Decided)}) == 1
