@@ -90,6 +90,7 @@ class Books:
         now: float,
         *,
         cached_tokens: float = 0.0,
+        fetched_tokens: float = 0.0,
         keys: Sequence[int] = (),
         prefill_only: bool = False,
         model: str = "",
@@ -98,10 +99,10 @@ class Books:
         """Enter a request at the moment it is decided.
 
         `uncached_tokens` is what the slot has to prefill (0 for a decode leg whose prefill runs elsewhere), `cached_tokens`
-        the rest of the prompt. `keys` are the block keys of the whole prompt; they count as cached on the slot until the
-        first token. `prefill_only`: the leg ends with `prefilled` or the first token. `unseen`: the reply is not streamed, so
-        no first token is seen before its end; whoever knows better calls `computed`. The same id on the same slot again (a
-        retry) replaces the old entry.
+        the rest of the prompt, of which `fetched_tokens` come from another endpoint: nothing to compute, but room is needed.
+        `keys` are the block keys of the whole prompt; they count as cached on the slot until the first token. `prefill_only`:
+        the leg ends with `prefilled` or the first token. `unseen`: the reply is not streamed, so no first token is seen before
+        its end; whoever knows better calls `computed`. The same id on the same slot again (a retry) replaces the old entry.
         """
         fleet = self._fleet
         legs = self._requests.setdefault(request_id, [])
@@ -110,6 +111,7 @@ class Books:
             legs.remove(old)
         leg = Leg(request_id, slot, float(uncached_tokens), float(cached_tokens), float(expected_output), now)
         leg.prefill_only, leg.model, leg.unseen = prefill_only, model, unseen
+        leg.fetched = float(fetched_tokens)
         leg.keys = keys
         legs.append(leg)
         self._waiting.setdefault(slot, {})[id(leg)] = leg
@@ -117,7 +119,7 @@ class Books:
         fleet.awaiting[slot] += 1
         fleet.in_flight_tokens[slot] += leg.uncached
         fleet.in_flight_square[slot] += leg.square
-        fleet.reserved_tokens[slot] += leg.uncached + leg.expected
+        fleet.reserved_tokens[slot] += leg.room
         fleet.pending.add(slot, keys)
         self._choices += 1
         fleet.chosen_at[slot] = self._choices
@@ -340,7 +342,7 @@ class Books:
             fleet.decoding[slot] -= 1
             fleet.decode_tokens[slot] -= leg.cached + leg.uncached
         fleet.in_flight[slot] -= 1
-        fleet.reserved_tokens[slot] -= leg.uncached + leg.expected
+        fleet.reserved_tokens[slot] -= leg.room
         self._freed()
 
     def _show_oldest(self, slot: int) -> None:

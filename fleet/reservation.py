@@ -14,6 +14,7 @@ class Leg:
     __slots__ = (
         "cached",
         "expected",
+        "fetched",
         "keys",
         "model",
         "prefill_only",
@@ -31,6 +32,7 @@ class Leg:
     def __init__(self, request_id: str, slot: int, uncached: float, cached: float, expected: float, now: float) -> None:
         self.request_id, self.slot = request_id, slot
         self.uncached, self.cached, self.expected = uncached, cached, expected
+        self.fetched = 0.0  # of the cached tokens, those that another endpoint computes and this one fetches
         self.square = square(uncached, cached)
         self.stored = cached  # leading tokens that are there now, as far as events tell
         self.keys: Sequence[int] = ()
@@ -39,3 +41,8 @@ class Leg:
         self.prefill_only = False
         self.model = ""
         self.unseen = False  # nothing of the reply is seen before its end
+
+    @property
+    def room(self) -> float:
+        """Tokens for which the slot needs cache that it does not use yet."""
+        return self.uncached + self.fetched + self.expected

@@ -141,6 +141,7 @@ class Sending:
             request.expected_output_tokens or EXPECTED_OUTPUT,
             now,
             cached_tokens=prompt_tokens if elsewhere else float(held[0]),
+            fetched_tokens=max(0.0, prompt_tokens - float(held[0])) if elsewhere else 0.0,
             keys=chain,
             model=request.target_model,
             unseen=unseen,

@@ -73,6 +73,23 @@ def test_the_first_token_moves_a_request_from_prefill_to_decode(fleet: Fleet, bo
     assert fleet.reserved_tokens[0] == 500
 
 
+def test_a_prompt_that_is_fetched_needs_room_where_it_arrives_and_no_prefill(fleet: Fleet, books: Books) -> None:
+    books.reserve("a", 0, 0, 400, 1.0, cached_tokens=1000, fetched_tokens=900)
+    books.reserve("a", 1, 1000, 1, 1.0, prefill_only=True)
+    assert (fleet.in_flight_tokens[0], fleet.reserved_tokens[0]) == (0, 1300)
+    books.first_token("a", 2.0)
+    assert fleet.reserved_tokens[0] == 1300
+    books.finish("a", 3.0)
+    assert list(fleet.reserved_tokens[:2]) == [0, 0]
+
+
+def test_a_prompt_that_could_not_be_fetched_is_computed_and_needs_the_same_room(fleet: Fleet, books: Books) -> None:
+    books.reserve("a", 0, 0, 400, 1.0, cached_tokens=1000, fetched_tokens=900)
+    books.reserve("a", 1, 1000, 1, 1.0, prefill_only=True)
+    assert books.taken_back("a", 0, 100.0, 2.0)
+    assert (fleet.in_flight_tokens[0], fleet.reserved_tokens[0]) == (900, 1300)
+
+
 def test_the_oldest_waiting_request_is_the_one_the_engine_works_on(fleet: Fleet, books: Books) -> None:
     books.reserve("a", 0, 100, 400, 1.0)
     books.reserve("b", 0, 30, 400, 2.0)
