@@ -2,15 +2,16 @@
 
     python -m bench.bench_cycle [--json]
 
-The request's tokens and matches are there already, as in the gateway. CPU time of the thread, best of several runs of many
-calls; compare figures within one run, not across machines. The situation is bench_scoring's: half of the fleet holds half of
-an 8,192-token prompt, and every endpoint has two prompts on their way that begin like this one.
+The request's tokens and matches are there already, as in the gateway. Every decision is timed by itself, configurations take
+turns, and of the times the tenth percentile and the median are shown: on a machine with other load the first is nearer to what
+the code costs. Compare figures within one run, not across machines. The situation is bench_scoring's: half of the fleet holds
+half of an 8,192-token prompt, and every endpoint has two prompts on their way that begin like this one. Of the prefill/decode
+configuration only decisions count that ran both profiles.
 """
 
 import argparse
 import json
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 from bench.bench_scoring import situation
@@ -44,6 +45,7 @@ schedulingProfiles:
 """,
 }
 SIZES = (8, 100, 1000)
+ROUNDS, CALLS, WARM = 20, 200, 20
 PREFILL_DECODE = Path(__file__).parent.parent / "configs" / "prefill-decode.yaml"
 
 
@@ -68,51 +70,48 @@ def prepared(endpoints: int) -> tuple[Fleet, Books, Request]:
     return fleet, books, request
 
 
-def best(call: Callable[[], object], seconds: float = 0.6, runs: int = 30) -> float:
-    """Microseconds of CPU per call, of the best run."""
-    call()
-    count, fastest = 1, float("inf")
-    for run in range(runs + 1):
-        start = time.thread_time()
-        for _ in range(count):
-            call()
-        each = (time.thread_time() - start) / count
-        if run == 0:
-            count = max(1, int(seconds / runs / each))
-        else:
-            fastest = min(fastest, each)
-    return fastest * 1e6
-
-
-def measure() -> dict[str, dict[int, float]]:
-    results: dict[str, dict[int, float]] = {}
-    for size in SIZES:
-        fleet, _, request = prepared(size)
-        for name, scheduler in schedulers(fleet).items():
-
-            def once(scheduler: Scheduler = scheduler, request: Request = request, fleet: Fleet = fleet) -> None:
+def measure() -> dict[str, dict[int, list[float]]]:
+    """Per configuration and fleet size the sorted microseconds of single decisions, all of them with every profile run."""
+    worlds = {size: prepared(size) for size in SIZES}
+    made = {(size, name): made for size in SIZES for name, made in schedulers(worlds[size][0]).items()}
+    results: dict[str, dict[int, list[float]]] = {}
+    for _ in range(ROUNDS):
+        for (size, name), scheduler in made.items():
+            fleet, _, request = worlds[size]
+            times = results.setdefault(name, {}).setdefault(size, [])
+            for number in range(-WARM, CALLS):
                 request.peer = None
                 fleet.pending.add(0, ())  # as between two requests: nothing is remembered from the last decision
                 fleet.pending.remove(0, ())
+                started = time.perf_counter_ns()
                 outcome = scheduler.schedule(request, fleet.available())
+                spent = time.perf_counter_ns() - started
                 assert isinstance(outcome, Decision)
+                if number >= 0 and all(verdict.disaggregate for _, verdict in outcome.verdicts.values()):
+                    times.append(spent / 1e3)
+    return {name: {size: sorted(times) for size, times in row.items()} for name, row in results.items()}
 
-            results.setdefault(name, {})[size] = best(once)
-    return results
+
+def percentile(times: list[float], share: float) -> float:
+    return times[int(len(times) * share)]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
-    results = measure()
+    results = {
+        name: {size: {"p10": percentile(times, 0.1), "p50": percentile(times, 0.5)} for size, times in row.items()}
+        for name, row in measure().items()
+    }
     if arguments.json:
         print(json.dumps(results, indent=2))
         return
-    print(f"| microseconds per decision | {' | '.join(f'{size} endpoints' for size in SIZES)} |")
+    print(f"| us per decision, p10 / p50 | {' | '.join(f'{size} endpoints' for size in SIZES)} |")
     print(f"|---|{'---|' * len(SIZES)}")
     for name, row in results.items():
-        print(f"| {name} | {' | '.join(f'{row[size]:.0f}' for size in SIZES)} |")
+        cells = (f"{it['p10']:.0f} / {it['p50']:.0f}" for it in row.values())
+        print(f"| {name} | {' | '.join(cells)} |")
 
 
 if __name__ == "__main__":

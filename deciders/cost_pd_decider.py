@@ -93,28 +93,29 @@ class CostPdDecider(Decider, type="cost-pd-decider"):
         self._transfer_ms = self._cost.kv_bytes / (parameters.bandwidth_gigabytes * 1e9) * 1e3
 
     def decide(self, request: Request, decode: int, fleet: Fleet) -> Verdict:
-        prompt, limits, cost = request.prompt_tokens, self.parameters, self._cost
+        prompt, limits, cost = float(request.prompt_tokens), self.parameters, self._cost
         if not prompt:
             return Verdict(False, "no-tokens")
         if decode < 0:
             return Verdict(True, "nothing-picked")
-        others = fleet.available()
-        others = others[fleet.role_mask(PREFILLS)[others] & (others != decode)]
-        slots = np.concatenate(([decode], others))  # one pass over all of them: the decode endpoint is the first
+        asked = fleet.usable() & fleet.role_mask(PREFILLS)
+        asked[decode] = True  # one pass over all of them
+        slots = asked.nonzero()[0]
+        here = int(slots.searchsorted(decode))
         cached = cached_tokens(request, slots, fleet, limits.prefix_match_info_producer_name)
-        held = float(cached[0])
+        held = cached.item(here)
         missing = prompt - held
-        numbers = {"prompt_tokens": float(prompt), "missing_tokens": missing}
+        numbers = {"prompt_tokens": prompt, "missing_tokens": missing}
         if missing <= limits.floor_tokens and not request.rewrites_history:
             return Verdict(False, "few-tokens", numbers)
 
-        if not len(others):
+        if len(slots) == 1:
             return Verdict(False, "no-prefill-endpoint", numbers)
         backlog, batch = self._prefill.backlog(fleet, slots, fleet.clock()), float(fleet.decoding[decode])
         delta = cost.append(missing, held, batch)
-        local = float(backlog[0]) * 1e3 + delta
-        there = cached[1:]
-        remote = backlog[1:] + self._prefill.seconds(prompt - there, there)
+        local = backlog.item(here) * 1e3 + delta
+        remote = backlog + self._prefill.of_prompt(prompt, cached)
+        remote[here] = np.inf
         transfer = limits.setup_ms + missing * self._transfer_ms
         best = smallest(remote) * 1e3 + transfer
         slack = self._slack(request, batch, float(fleet.decode_tokens[decode]))

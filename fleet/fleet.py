@@ -214,7 +214,11 @@ class Fleet:
 
     def available(self) -> Slots:
         """Live endpoints that are healthy, whose breaker is closed and which are not draining."""
-        return (self._live & self.healthy & ~(self.tripped | self.draining)).nonzero()[0]
+        return self.usable().nonzero()[0]
+
+    def usable(self) -> Mask:
+        """The same per slot."""
+        return self._live & self.healthy & ~(self.tripped | self.draining)
 
     # Derived from endpoints, cached until one comes or goes
 

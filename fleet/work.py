@@ -27,7 +27,12 @@ class PrefillCost(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     q: Annotated[float, Meta(ge=0, description="Seconds per pair of tokens: attention.")] = 8.74e-10
 
     def seconds(self, uncached: Vector, cached: Vector) -> Vector:
+        """For `uncached` tokens after `cached` ones."""
         return uncached * (self.a + self.q * (cached + 0.5 * uncached))
+
+    def of_prompt(self, tokens: float, cached: Vector) -> Vector:
+        """For a prompt of so many tokens with the first `cached` there: the same, as n = p - h and h + n/2 = (p + h) / 2."""
+        return (tokens - cached) * (self.a + 0.5 * self.q * tokens + 0.5 * self.q * cached)
 
     def backlog(self, fleet: Fleet, slots: Slots, now: float, progress: Progress = "clock") -> Vector:
         """Seconds of prefill that each slot still owes on what the books say was sent there. Not negative."""

@@ -215,7 +215,7 @@ class Scheduler:
             near = near[order[near].argsort(kind="stable")]
         else:
             near = order.argsort(kind="stable")
-        taken = set(run.picked.tolist())
+        taken = run.picked.tolist()
         return [slot for slot in run.candidates[near].tolist() if slot not in taken][:wanted]
 
     # Calls into plugins: each says what the plugin's failure costs.

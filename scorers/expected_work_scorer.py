@@ -139,7 +139,7 @@ class ExpectedWorkScorer(Scorer, type="expected-work-scorer"):
 
     def own(self, request: Request, cached: Vector, slots: Slots, fleet: Fleet) -> Vector:
         """w: seconds of prefill that the request costs on each of `slots`, given the tokens it finds cached there."""
-        own = self.cost(request.target_model).seconds(request.prompt_tokens - cached, cached)
+        own = self.cost(request.target_model).of_prompt(float(request.prompt_tokens), cached)
         return own * self._slowness_of(slots, fleet) if self.parameters.speed_factors else own
 
     def backlog(self, model: str, slots: Slots, fleet: Fleet, now: float) -> Vector:
