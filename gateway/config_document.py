@@ -101,6 +101,19 @@ class Tls(Section, frozen=True, kw_only=True):
     key_path: FilePath | None = None
 
 
+class Images(Section, frozen=True, kw_only=True):
+    """How the engines name and scale images; for the Qwen-VL family, whose images are tokenized here."""
+
+    engine_model: str | None = None
+    """The engines' `--model`; as they list it (`root` of /v1/models) where it is not given. Engines with HF_HUB_OFFLINE list the
+    name but use the path of the snapshot."""
+    hash: Literal["blake3", "sha256", "sha512"] = "blake3"
+    """The engines' `--mm-hasher-algorithm`."""
+    min_pixels: Positive | None = None
+    """As in the engines' `--mm-processor-kwargs`; from the tokenizer's directory where it is not given."""
+    max_pixels: Positive | None = None
+
+
 class Model(Section, frozen=True, kw_only=True):
     """What the router knows of one served model."""
 
@@ -110,6 +123,7 @@ class Model(Section, frozen=True, kw_only=True):
     """Other names that clients may use for it."""
     rewrites_history: bool | None = None
     """Whether the chat template renders earlier turns differently later; found out by a probe where it is not given."""
+    images: Images | None = None
 
 
 class Tracing(Section, frozen=True, kw_only=True):

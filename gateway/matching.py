@@ -90,9 +90,9 @@ class Found(msgspec.Struct, frozen=True):
         return int(min(self.raw_tokens[slot], most))
 
 
-def extend_keys(parent: int, ids: Ids, block_tokens: int) -> Sequence[int]:
+def extend_keys(parent: int, ids: Ids, block_tokens: int, extras: Mapping[int, bytes]) -> Sequence[int]:
     """What `KeyChainCache` calls for blocks that no known prefix covers."""
-    return block_keys(parent, ids, block_tokens)
+    return block_keys(parent, ids, block_tokens, extras)
 
 
 class Matcher:
@@ -130,11 +130,8 @@ class Matcher:
         by_block: dict[int, Sequence[int]] = {}
         sizes = {size for slot, size in block_of.items() if slot not in own} if own else set(block_of.values())
         for block in {*sizes, *also}:
-            if prompt.extras:
-                extras = media_extras(((item.identifier, item.offset) for item in prompt.extras), block)
-                by_block[block] = block_keys(root, prompt.token_ids, block, extras)
-            else:
-                by_block[block] = self.chains.keys(prompt.token_ids, prompt.boundaries, root, block)
+            extras = media_extras(((item.identifier, item.offset) for item in prompt.extras), block)
+            by_block[block] = self.chains.keys(prompt.token_ids, prompt.boundaries, root, block, extras)
         return Keys(by_block, block_of, len(prompt.token_ids), own)
 
     def match(self, keys: Keys) -> Found:

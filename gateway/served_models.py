@@ -5,6 +5,7 @@ engines list under /v1/models. Where no source knows any model, every name is ac
 answer 404.
 """
 
+import logging
 from collections.abc import Mapping
 
 import msgspec
@@ -12,6 +13,8 @@ import numpy as np
 
 from fleet.fleet import Fleet, Mask
 from gateway.config_document import Model
+
+log = logging.getLogger(__name__)
 
 
 class Served(msgspec.Struct, frozen=True):
@@ -32,6 +35,7 @@ class ServedModels:
         self._fleet = fleet
         self._names: dict[str, Served] = {}
         self._serving: dict[Served, Mask] = {}
+        self._roots: dict[str, str | None] = {}
         self._known_at = (-1, -1)
         self.configure(configured)
 
@@ -39,6 +43,7 @@ class ServedModels:
         """Use another `warmroute.models`."""
         self._canonical = {alias: name for name, model in configured.items() for alias in (name, *model.aliases)}
         self._configured = tuple(configured)
+        self._engine_models = {name: model.images.engine_model for name, model in configured.items() if model.images}
         self._known_at = (-1, -1)
 
     def resolve(self, name: str) -> Served | None:
@@ -62,6 +67,24 @@ class ServedModels:
         if (found := self._fleet.listings[slot]).base:
             return self.canonical(found.base[0])
         return self._configured[0] if len(self._configured) == 1 else None
+
+    def engine_model(self, served: Served) -> str | None:
+        """What the engines that serve the model were started with as `--model`: by the configuration, else by what the first of
+        them lists. None where nobody has said."""
+        if (said := self._engine_models.get(served.base)) is not None:
+            return said
+        self._known()  # clears what is remembered here when anything has changed
+        if served.base not in self._roots:
+            slots = map(int, self._fleet.slots())
+            roots = dict.fromkeys(
+                self._fleet.listings[slot].root for slot in slots if self.base_of(slot) == served.base
+            )
+            found = [root for root in roots if root is not None]
+            if len(found) > 1:
+                # Names of images differ between these engines: only the first one's are predicted.
+                log.warning("engine_models_differ model=%s using=%s all=%s", served.base, found[0], ",".join(found))
+            self._roots[served.base] = found[0] if found else None
+        return self._roots[served.base]
 
     def adapter_paths(self, slot: int) -> Mapping[str, str | None]:
         """Adapter name -> path on that engine, as far as it lists them."""
@@ -95,6 +118,7 @@ class ServedModels:
         if self._known_at == (now := (self._fleet.generation, self._fleet.listings_changed)):
             return self._names
         self._serving.clear()
+        self._roots.clear()
         names = {alias: Served(alias, base) for alias, base in self._canonical.items()}
         for slot in map(int, self._fleet.slots()):
             if model := self._fleet.endpoint(slot).model:

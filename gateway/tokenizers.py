@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from gateway.config import LoadedConfig
+from gateway.config_document import Images
 from gateway.served_models import Served
 from tokenization.backends import Backend, EstimateBackend, LocalBackend
 from tokenization.engine_backend import EngineBackend
@@ -19,6 +20,8 @@ log = logging.getLogger(__name__)
 
 Decode = Callable[[Sequence[int]], str]
 """Token ids to text."""
+_Source = tuple[object, ...]
+"""What a tokenizer was made from: directory, when it changed last, options."""
 
 
 class TokenizerError(Exception):
@@ -32,7 +35,7 @@ class Tokenizers:
         self._default: Backend | None = None
         self._by_model: dict[str, Backend] = {}
         self._backends: list[Backend] = []
-        self._loaded: dict[tuple[Path, int], Backend] = {}
+        self._loaded: dict[_Source, Backend] = {}
         self.budget_s = 0.0
         """The longest a backend may itself take; a shorter limit around it would only hide its fallback."""
 
@@ -43,7 +46,7 @@ class Tokenizers:
         loaded = dict(before._loaded) if before else {}
         for model, settings in config.settings.models.items():
             if settings.tokenizer:
-                found._by_model[model] = await found._local(Path(settings.tokenizer), loaded)
+                found._by_model[model] = await found._local(Path(settings.tokenizer), loaded, settings.images)
         parameters = config.token_producer.parameters
         match parameters.kind:
             case "local":
@@ -96,22 +99,25 @@ class Tokenizers:
             if id(backend) not in kept:
                 await backend.close()
 
-    async def _local(self, path: Path, loaded: dict[tuple[Path, int], Backend]) -> Backend:
-        name = (path, _newest(path))
+    async def _local(self, path: Path, loaded: dict[_Source, Backend], images: Images | None = None) -> Backend:
+        images = images or Images()
+        options = {"image_hash": images.hash, "min_pixels": images.min_pixels, "max_pixels": images.max_pixels}
+        name = (path, _newest(path), *options.values())
         if name in loaded:
             self._loaded[name] = loaded[name]
             return loaded[name] if loaded[name] in self._backends else self._keep(loaded[name])
         log.info("tokenizer_loading path=%s", path)
         started = time.monotonic()
         try:
-            tokenizer = await asyncio.to_thread(LocalTokenizer.from_directory, path)
+            tokenizer = await asyncio.to_thread(LocalTokenizer.from_directory, path, **options)
         except (OSError, ValueError) as error:
             raise TokenizerError(f"tokenizer {path}: {error}") from error
         log.info(
-            "tokenizer_loaded path=%s encoder=%s cut_token=%r seconds=%.1f",
+            "tokenizer_loaded path=%s encoder=%s cut_token=%r images=%s seconds=%.1f",
             path,
             tokenizer.encoder,
             tokenizer.cut_token,
+            "named" if tokenizer.knows_images else "unknown",
             time.monotonic() - started,
         )
         loaded[name] = self._loaded[name] = self._keep(LocalBackend(tokenizer))

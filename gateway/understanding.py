@@ -30,7 +30,9 @@ LARGE_BODY = 64 * 1024
 class Tokenizer(Protocol):
     """Turns a request into token ids, off the event loop. Raises TokenizationError."""
 
-    async def tokenize(self, path: str, body: Mapping[str, Any], *, size: int | None = None) -> Tokenized:
+    async def tokenize(
+        self, path: str, body: Mapping[str, Any], *, size: int | None = None, engine_model: str | None = None
+    ) -> Tokenized:
         """`size`: bytes of the raw body."""
         ...
 
@@ -112,7 +114,8 @@ class Understanding:
         try:
             with self._tracing.step("tokenize") as span:
                 async with asyncio.timeout(self.timeout_s):
-                    prompt = await tokenizer.tokenize(path, parsed, size=size)
+                    engine_model = self._models.engine_model(served)
+                    prompt = await tokenizer.tokenize(path, parsed, size=size, engine_model=engine_model)
                 span.set("gen_ai.usage.input_tokens", prompt.prompt_tokens)
             self._metrics.prompt_tokens.observe(prompt.prompt_tokens)
         except TokenizationError as error:

@@ -9,6 +9,7 @@ import logging
 from collections import Counter
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any, Protocol
 
 from tokenization.errors import TokenizationError, unroutable
@@ -29,8 +30,11 @@ class Backend(Protocol):
     counts: Counter[str]
     """Outcome -> requests: "ok", or the reason of the error or fallback. Values of a metric's label."""
 
-    async def tokenize(self, path: str, body: Mapping[str, Any], *, size: int | None = None) -> Tokenized:
-        """The token ids of a request. `size`: bytes of the raw body where they are known. Raises `TokenizationError`."""
+    async def tokenize(
+        self, path: str, body: Mapping[str, Any], *, size: int | None = None, engine_model: str | None = None
+    ) -> Tokenized:
+        """The token ids of a request. `size`: bytes of the raw body where they are known. `engine_model`: the engines'
+        `--model` where it is known. Raises `TokenizationError`."""
 
     async def close(self) -> None:
         """Give up threads and connections."""
@@ -50,13 +54,14 @@ class LocalBackend:
         self._small = ThreadPoolExecutor(small_workers, thread_name_prefix="tokenize-small")
         self._big = ThreadPoolExecutor(big_workers, thread_name_prefix="tokenize-big")
 
-    async def tokenize(self, path: str, body: Mapping[str, Any], *, size: int | None = None) -> Tokenized:
+    async def tokenize(
+        self, path: str, body: Mapping[str, Any], *, size: int | None = None, engine_model: str | None = None
+    ) -> Tokenized:
         small = (text_size(body, self._small_bytes) if size is None else size) <= self._small_bytes
         loop = asyncio.get_running_loop()
         try:
-            result = await loop.run_in_executor(
-                self._small if small else self._big, self.tokenizer.tokenize, path, body
-            )
+            work = partial(self.tokenizer.tokenize, path, body, engine_model=engine_model)
+            result = await loop.run_in_executor(self._small if small else self._big, work)
         except TokenizationError as error:
             self.counts[error.reason] += 1
             raise
@@ -66,7 +71,7 @@ class LocalBackend:
             self.counts["internal"] += 1
             log.exception("tokenization_failed path=%s size=%s", path, size)
             raise unroutable("internal", f"tokenization failed: {error!r}") from error
-        self.counts["ok"] += 1
+        self.counts[result.media_unread or "ok"] += 1
         return result
 
     async def close(self) -> None:
@@ -82,7 +87,9 @@ class EstimateBackend:
     def __init__(self) -> None:
         self.counts: Counter[str] = Counter()
 
-    async def tokenize(self, path: str, body: Mapping[str, Any], *, size: int | None = None) -> Tokenized:
+    async def tokenize(
+        self, path: str, body: Mapping[str, Any], *, size: int | None = None, engine_model: str | None = None
+    ) -> Tokenized:
         try:
             small = (text_size(body, SMALL_BYTES) if size is None else size) <= SMALL_BYTES
             result = estimate(path, body) if small else await asyncio.to_thread(estimate, path, body)

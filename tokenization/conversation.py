@@ -6,7 +6,6 @@ names, tool-call arguments become objects, a developer message becomes a system 
 developers. Messages are never changed in place: the body belongs to the caller.
 """
 
-import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -47,13 +46,14 @@ class Media(msgspec.Struct, frozen=True, kw_only=True):
     """One image, audio clip or video of a request."""
 
     modality: str
-    identity: str
-    """The client's `uuid` where it gives one (the engine hashes exactly that), else a digest of the URL or data (the
-    engine hashes the decoded pixels, which a router never sees)."""
-    engine_identity: bool
-    """Whether `identity` is what the engine hashes."""
+    uuid: str | None = None
+    """The client's own name for it."""
+    url: str | None = None
+    """Where an image is; None for everything else, and for an image that is given by its `uuid` alone."""
     message: int
     """Index of the message that holds it."""
+    part: int
+    """Position among the parts of that message, as the template sees them."""
 
 
 class Conversation(msgspec.Struct, frozen=True):
@@ -64,11 +64,18 @@ class Conversation(msgspec.Struct, frozen=True):
 
 
 def conversation(
-    messages: Sequence[Mapping[str, Any]], content_format: ContentFormat, *, knows_developer: bool = True
+    messages: Sequence[Mapping[str, Any]],
+    content_format: ContentFormat,
+    *,
+    knows_developer: bool = True,
+    image_text: str | None = None,
 ) -> Conversation:
-    """The conversation for a template of this content format. Raises `TokenizationError` (400) for bad parts."""
+    """The conversation for a template of this content format. Raises `TokenizationError` (400) for bad parts.
+
+    `image_text`: what the engine puts into a plain string for an image; None where that is not known.
+    """
     media: list[Media] = []
-    chat = [_message(index, message, content_format, media) for index, message in enumerate(messages)]
+    chat = [_message(index, message, content_format, media, image_text) for index, message in enumerate(messages)]
     if not knows_developer and any(message["role"] == "developer" for message in chat):
         chat = _one_system_message([_developer_as_system(message) for message in chat])
     return Conversation(chat, tuple(media))
@@ -87,14 +94,23 @@ def has_media(messages: Sequence[Mapping[str, Any]]) -> bool:
     return False
 
 
-def _message(index: int, message: Mapping[str, Any], style: ContentFormat, media: list[Media]) -> dict[str, Any]:
+def _message(
+    index: int, message: Mapping[str, Any], style: ContentFormat, media: list[Media], image_text: str | None
+) -> dict[str, Any]:
     role = message["role"]
     content = message.get("content")
     parts: Sequence[Any] = [] if content is None else [content] if isinstance(content, str) else content
     if role == "system":
         parts = [kept for part in parts if (kept := _without_billing_header(part)) is not None]
-    rendered = [value for part in parts if (value := _part(index, part, style, media))]
-    result: dict[str, Any] = {"role": role, "content": rendered if style == "openai" else "\n".join(rendered)}
+    rendered: list[Any] = []
+    before = len(media)
+    for part in parts:
+        if value := _part(index, len(rendered), part, style, media):
+            rendered.append(value)
+    result: dict[str, Any] = {"role": role, "content": rendered}
+    if style == "string":
+        images = sum(one.modality == "image" for one in media[before:])
+        result["content"] = _flattened(index, rendered, images, image_text)
     if role == "assistant":
         if message.get("tool_calls"):
             result["tool_calls"] = [_tool_call(index, call) for call in message["tool_calls"]]
@@ -116,7 +132,18 @@ def _message(index: int, message: Mapping[str, Any], style: ContentFormat, media
     return result
 
 
-def _part(index: int, part: Any, style: ContentFormat, media: list[Media]) -> Any:
+def _flattened(index: int, texts: Sequence[str], images: int, image_text: str | None) -> str:
+    """A message's content as one string. The engine puts its images in front, but for those that the text has a place for."""
+    text = "\n".join(texts)
+    if not images or image_text is None:
+        return text
+    missing = images - text.count(image_text)
+    if missing < 0:
+        raise refuse(f"messages[{index}].content: more {image_text!r} in the text than images")
+    return "\n".join([image_text] * missing + ([text] if text else []))
+
+
+def _part(index: int, position: int, part: Any, style: ContentFormat, media: list[Media]) -> Any:
     """A part as the template sees it: text, or a dict. None where nothing is left of it."""
     if isinstance(part, str):
         return {"type": "text", "text": part} if style == "openai" else part
@@ -139,22 +166,24 @@ def _part(index: int, part: Any, style: ContentFormat, media: list[Media]) -> An
             raise refuse(f"messages[{index}].content: the text of a {kind!r} part must be a string, not {_kind(text)}")
         return {"type": "text", "text": text, **extra} if style == "openai" else text
     modality = MEDIA_PARTS[kind]
-    media.append(_media(index, part, kind, modality))
+    media.append(_media(index, position, part, kind, modality))
     # Where a placeholder goes and how many tokens it becomes is the model's affair; a template that wants parts gets
     # its marker, in a flattened message the media have no text of their own.
     return {"type": modality, **extra} if style == "openai" else None
 
 
-def _media(index: int, part: Mapping[str, Any], kind: str, modality: str) -> Media:
-    uuid = part.get("uuid")
-    if uuid is not None:
-        return Media(modality=modality, identity=str(uuid), engine_identity=True, message=index)
-    value = part.get(kind, part.get("data"))
-    if isinstance(value, Mapping):
-        value = value.get("url", value.get("data", value))
-    data = value if isinstance(value, str) else json.dumps(value, sort_keys=True, default=str)
-    digest = hashlib.sha256(data.encode("utf-8", "surrogatepass")).hexdigest()
-    return Media(modality=modality, identity=digest, engine_identity=False, message=index)
+def _media(index: int, position: int, part: Mapping[str, Any], kind: str, modality: str) -> Media:
+    uuid, value = part.get("uuid"), None
+    if kind in ("image_url", "input_image"):
+        value = part.get("image_url")
+        value = value.get("url") if isinstance(value, Mapping) else value
+    return Media(
+        modality=modality,
+        uuid=None if uuid is None else str(uuid),
+        url=value if isinstance(value, str) and value else None,
+        message=index,
+        part=position,
+    )
 
 
 def _tool_call(index: int, call: Any) -> dict[str, Any]:

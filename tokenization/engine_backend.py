@@ -85,7 +85,9 @@ class EngineBackend:
         self._render = True
         self.counts: Counter[str] = Counter()
 
-    async def tokenize(self, path: str, body: Mapping[str, Any], *, size: int | None = None) -> Tokenized:
+    async def tokenize(
+        self, path: str, body: Mapping[str, Any], *, size: int | None = None, engine_model: str | None = None
+    ) -> Tokenized:
         request = parse_body(path, body)
         if all(isinstance(prompt, Tokens) for prompt in request.prompts):
             self.counts["given"] += 1
@@ -200,7 +202,8 @@ def _rendered(answer: _Rendered | list[_Rendered], request: PromptRequest) -> To
             names = features.mm_hashes.get(modality, [])
             extras += [Extra(name or "", at.offset, at.length) for name, at in zip(names, places, strict=False)]
     ids = [np.array(one.token_ids, dtype=np.uint32) for one in answers]
-    return _result(request, ids, extras=tuple(sorted(extras, key=lambda extra: extra.offset)))
+    media = tuple(modality for modality, places in features.mm_placeholders.items() for _ in places) if features else ()
+    return _result(request, ids, extras=tuple(sorted(extras, key=lambda extra: extra.offset)), media=media)
 
 
 def _given(request: PromptRequest) -> Tokenized:
@@ -209,12 +212,18 @@ def _given(request: PromptRequest) -> Tokenized:
 
 
 def _result(
-    request: PromptRequest, ids: list[Ids], *, extras: tuple[Extra, ...] = (), complete: bool = True
+    request: PromptRequest,
+    ids: list[Ids],
+    *,
+    extras: tuple[Extra, ...] = (),
+    media: tuple[str, ...] = (),
+    complete: bool = True,
 ) -> Tokenized:
     return Tokenized(
         token_ids=ids[0],
         batch=tuple(ids[1:]),
         extras=extras,
+        media=media,
         complete=complete,
         salt=request.cache_salt,
         api=request.api,

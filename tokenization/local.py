@@ -17,7 +17,10 @@ from tokenization.conversation import Conversation, conversation
 from tokenization.cuts import hard_tokens, turn_token
 from tokenization.encoders import Encoder, Ids, ReferenceEncoder, choose_encoder
 from tokenization.errors import TokenizationError, refuse, unroutable
+from tokenization.images import Algorithm, Placed
+from tokenization.media import IMAGE_TEXT, image_rules, read_media, text_before
 from tokenization.model_files import ModelFiles, read_model_files
+from tokenization.placeholders import expand
 from tokenization.prompt import Chat, Prompt, PromptRequest, Text, Tokens
 from tokenization.segments import Boundary, SegmentedEncoder
 from tokenization.template import ChatTemplate
@@ -46,6 +49,9 @@ class LocalTokenizer:
         max_text_chars: int = MAX_TEXT_CHARS,
         segment_cache_bytes: int = SEGMENT_CACHE_BYTES,
         encoder: str = "auto",
+        image_hash: Algorithm = "blake3",
+        min_pixels: int | None = None,
+        max_pixels: int | None = None,
     ) -> None:
         """
         default_template_kwargs: the engine's `--default-chat-template-kwargs`.
@@ -53,6 +59,8 @@ class LocalTokenizer:
             with a template of their own are routed by load.
         responses_add_special_tokens: vLLM 0.32 adds BOS on top of the template's in /v1/responses.
         encoder: "auto" (fastokens after a self-check, else tokenizers) or "tokenizers".
+        image_hash: the engines' `--mm-hasher-algorithm`.
+        min_pixels, max_pixels: as in the engines' `--mm-processor-kwargs`; None = as the model's files say.
         """
         spec, text = _without_truncation(files.tokenizer)
         self._reference = tokenizers.Tokenizer.from_str(text)
@@ -66,6 +74,8 @@ class LocalTokenizer:
         self._trust_template = trust_request_chat_template
         self._responses_special = responses_add_special_tokens
         self._max_chars = max_text_chars
+        self._images = image_rules(files, image_hash, min_pixels, max_pixels)
+        self._image_id = self._reference.token_to_id(self._images.token) if self._images else None
         self._request_template = lru_cache(maxsize=32)(self._compile)
         self.hard_tokens = hard_tokens(spec)
         self.cut_token = self._choose_cut()
@@ -110,8 +120,14 @@ class LocalTokenizer:
         """The default chat template; None where the model has none."""
         return self._templates.get("default")
 
-    def tokenize(self, path: str, body: Mapping[str, Any]) -> Tokenized:
-        """The token ids of a request. Raises `TokenizationError` (see there for what to do with it)."""
+    @property
+    def knows_images(self) -> bool:
+        """Whether images of this model can be named here."""
+        return self._image_id is not None
+
+    def tokenize(self, path: str, body: Mapping[str, Any], *, engine_model: str | None = None) -> Tokenized:
+        """The token ids of a request. Raises `TokenizationError` (see there for what to do with it). `engine_model`: the
+        engines' `--model`, which is part of the name of every image; None = nobody knows."""
         template = self.template
         request = parse_body(
             path,
@@ -119,7 +135,8 @@ class LocalTokenizer:
             system_first=template.system_first if template else True,
             disabled_thinking_effort=template.disabled_thinking_effort if template else "none",
         )
-        results = [self._prompt(prompt, request.api) for prompt in request.prompts]
+        options = any(body.get(name) for name in ("mm_processor_kwargs", "media_io_kwargs"))
+        results = [self._prompt(prompt, request.api, engine_model, media_options=options) for prompt in request.prompts]
         if request.truncate_tokens is not None and request.truncate_tokens >= 0:
             results = [
                 self._truncate(result, prompt, request) for result, prompt in zip(results, request.prompts, strict=True)
@@ -131,7 +148,9 @@ class LocalTokenizer:
             token_ids=first.token_ids,
             batch=tuple(result.token_ids for result in results[1:]),
             boundaries=first.boundaries,
+            extras=first.extras,
             media=first.media,
+            media_unread=first.media_unread,
             complete=all(result.complete for result in results) and not request.prefix_only,
             salt=request.cache_salt,
             api=request.api,
@@ -157,7 +176,7 @@ class LocalTokenizer:
 
     # Prompts -----------------------------------------------------------------------------------------------------
 
-    def _prompt(self, prompt: Prompt, api: str) -> Tokenized:
+    def _prompt(self, prompt: Prompt, api: str, engine_model: str | None, *, media_options: bool) -> Tokenized:
         if isinstance(prompt, Tokens):
             return Tokenized(token_ids=np.array(prompt.token_ids, dtype=np.uint32), source="given")
         if isinstance(prompt, Text):
@@ -167,7 +186,7 @@ class LocalTokenizer:
         template = self._template_for(prompt)
         talk = self._converse(template, prompt.messages)
         if talk.media:
-            return self._before_media(template, prompt, talk, special)
+            return self._with_media(template, prompt, talk, special, engine_model, options=media_options)
         ids, boundaries = self._encode(self._render(template, talk, prompt), special)
         return Tokenized(token_ids=ids, boundaries=boundaries)
 
@@ -179,33 +198,46 @@ class LocalTokenizer:
         ids, boundaries = self.segments.encode(text, start=len(self._prefix))
         return np.concatenate([self._prefix, ids, self._suffix]), boundaries
 
-    def _before_media(self, template: ChatTemplate, chat: Chat, talk: Conversation, special: bool) -> Tokenized:
-        """The tokens before the first image, audio or video.
+    def _with_media(
+        self,
+        template: ChatTemplate,
+        chat: Chat,
+        talk: Conversation,
+        special: bool,
+        engine_model: str | None,
+        *,
+        options: bool,
+    ) -> Tokenized:
+        """The tokens of a chat with images, or of its turns before the first medium that only the engine can read."""
+        known = read_media(talk.media, self._images if self.knows_images else None, engine_model, options=options)
+        modalities = tuple(one.modality for one in talk.media)
+        if known.stop is None or known.unread is None:
+            ids, boundaries = self._encode(self._render(template, talk, chat), special)
+            whole = self._expand(ids, boundaries, known.images, more=False)
+            return msgspec.structs.replace(whole, media=modalities)
 
-        How many tokens a medium becomes depends on the model's processor and the decoded data. What comes before it is
-        found by rendering twice with different texts in its place: as far as both renderings agree they do not depend
-        on it, and whole turns before that place have the same ids as in the engine's prompt.
-        """
-        index = talk.media[0].message
-        texts = []
-        for stand_in in ("0", "1"):
-            message = dict(talk.messages[index])
-            content = message["content"]
-            if isinstance(content, list):
-                kept = content[: next(at for at, part in enumerate(content) if part.get("type") != "text")]
-                message["content"] = [*kept, {"type": "text", "text": stand_in}]
-            else:
-                message["content"] = stand_in
-            messages = [*talk.messages[:index], message, *talk.messages[index + 1 :]]
-            texts.append(self._render(template, Conversation(messages, ()), chat))
-        end = next((at for at, (a, b) in enumerate(zip(*texts, strict=False)) if a != b), min(map(len, texts)))
-        cut = texts[0].rfind(self.cut_token, 0, end) if self.cut_token else -1
-        ids, boundaries = self._encode(texts[0][:cut], special) if cut > 0 else (NO_IDS, ())
+        def render(messages: list[dict[str, Any]]) -> str:
+            return self._render(template, Conversation(messages, ()), chat)
+
+        text = text_before(known.stop, talk, render, self.cut_token)
+        ids, boundaries = self._encode(text, special) if text else (NO_IDS, ())
         if len(self._suffix) and special and len(ids):
             ids = ids[: -len(self._suffix)]
-        if not len(ids):
-            raise unroutable("multimodal", "no text before the first image, audio or video")
-        return Tokenized(token_ids=ids, boundaries=boundaries, media=talk.media, complete=False)
+        found = self._expand(ids, boundaries, known.images, more=True)
+        if not len(found.token_ids):
+            raise unroutable(
+                known.unread.reason, f"no text before a medium that only the engine knows: {known.unread.detail}"
+            )
+        return msgspec.structs.replace(found, media=modalities, media_unread=known.unread.reason, complete=False)
+
+    def _expand(self, ids: Ids, boundaries: tuple[Boundary, ...], images: Sequence[Placed], *, more: bool) -> Tokenized:
+        if self._image_id is None:
+            return Tokenized(token_ids=ids, boundaries=boundaries)
+        try:
+            expanded = expand(ids, boundaries, self._image_id, images, more=more)
+        except ValueError as error:
+            raise unroutable("image_model", f"the chat template: {error}") from error
+        return Tokenized(token_ids=expanded.token_ids, boundaries=expanded.boundaries, extras=expanded.extras)
 
     def _truncate(self, result: Tokenized, prompt: Prompt, request: PromptRequest) -> Tokenized:
         """As many tokens as the request wants to keep.
@@ -217,6 +249,8 @@ class LocalTokenizer:
         limit, ids = request.truncate_tokens or 0, result.token_ids
         if len(ids) <= limit or limit == 0:
             return result if limit else Tokenized(token_ids=NO_IDS)
+        if result.media:
+            raise unroutable("image_options", "the engine truncates prompts with images by rules of its own")
         side = request.truncation_side or ("right" if request.api == "pooling" else "left")
         framed = request.truncation_side is None and not isinstance(prompt, Tokens) and prompt.add_special_tokens
         before, after = (len(self._prefix), len(self._suffix)) if framed else (0, 0)
@@ -250,7 +284,12 @@ class LocalTokenizer:
             raise refuse(str(error), "template_rejected") from error
 
     def _converse(self, template: ChatTemplate, messages: Sequence[Mapping[str, Any]]) -> Conversation:
-        return conversation(messages, template.content_format, knows_developer=template.knows_developer)
+        return conversation(
+            messages,
+            template.content_format,
+            knows_developer=template.knows_developer,
+            image_text=IMAGE_TEXT if self.knows_images else None,
+        )
 
     def _render(self, template: ChatTemplate, talk: Conversation, chat: Chat) -> str:
         # The engine drops unset values ("auto" is one to it) before the request's kwargs replace its defaults.

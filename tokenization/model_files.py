@@ -20,11 +20,16 @@ class ModelFiles(msgspec.Struct, frozen=True, kw_only=True):
     """The text of tokenizer.json."""
     templates: Mapping[str, str]
     special_tokens: Mapping[str, str]
+    model_type: str | None = None
+    """config.json's."""
+    image_processor: Mapping[str, Any] = {}
+    """The image processor's configuration; empty where the model has none."""
 
 
 def read_model_files(directory: Path) -> ModelFiles:
     """Reads tokenizer.json (or .json.xz), tokenizer_config.json and chat_template.jinja, which wins over the template in
-    the configuration, as in transformers. Raises `FileNotFoundError` and `ValueError` that name the file."""
+    the configuration, as in transformers; config.json and the image processor's configuration where they are. Raises
+    `FileNotFoundError` and `ValueError` that name the file."""
     config = _json(directory / "tokenizer_config.json")
     templates = _config_templates(config)
     for name, file in (("default", "chat_template.jinja"), ("tool_use", "additional_chat_templates/tool_use.jinja")):
@@ -32,11 +37,20 @@ def read_model_files(directory: Path) -> ModelFiles:
             templates[name] = (directory / file).read_text("utf-8")
     if not templates:
         templates = _config_templates(_json(directory / "chat_template.json"))
+    model_type = _json(directory / "config.json").get("model_type")
     return ModelFiles(
         tokenizer=_tokenizer(directory),
         templates=templates,
         special_tokens=_special_tokens(config),
+        model_type=model_type if isinstance(model_type, str) else None,
+        image_processor=_image_processor(directory),
     )
+
+
+def _image_processor(directory: Path) -> dict[str, Any]:
+    """From processor_config.json where it has one, else preprocessor_config.json, as in transformers."""
+    nested = _json(directory / "processor_config.json").get("image_processor")
+    return nested if isinstance(nested, dict) else _json(directory / "preprocessor_config.json")
 
 
 def _tokenizer(directory: Path) -> str:

@@ -10,7 +10,7 @@ import hashlib
 import threading
 from array import array
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 import numpy as np
@@ -139,8 +139,11 @@ class SegmentedEncoder:
         return np.concatenate([segment.ids for segment in segments]), tuple(boundaries)
 
 
-ExtendKeys = Callable[[int, Ids, int], Sequence[int]]
-"""(parent key, token ids, block tokens) -> the keys of the full blocks in these ids, chained from the parent."""
+NO_EXTRAS: Mapping[int, bytes] = {}
+
+ExtendKeys = Callable[[int, Ids, int, Mapping[int, bytes]], Sequence[int]]
+"""(parent key, token ids, block tokens, block number -> its extra) -> the keys of the full blocks in these ids, chained from
+the parent."""
 
 
 class KeyChainCache:
@@ -159,10 +162,18 @@ class KeyChainCache:
         self.hit_keys = self.computed_keys = 0
         """Keys taken from the cache, and keys hashed, since start."""
 
-    def keys(self, ids: Ids, boundaries: Sequence[Boundary], root: int, block_tokens: int) -> list[int]:
+    def keys(
+        self,
+        ids: Ids,
+        boundaries: Sequence[Boundary],
+        root: int,
+        block_tokens: int,
+        extras: Mapping[int, bytes] = NO_EXTRAS,
+    ) -> list[int]:
         """The keys of all full blocks of `ids` under `root`. Only what no known boundary covers is hashed.
 
-        Not for prompts with extra keys per block (images): their blocks depend on more than the ids.
+        `extras`: block number -> what else decides over the block (images). A boundary's identity must stand for the extras
+        before it, too (`placeholders.expand` sees to that).
         """
         keys: list[int] = []
         known = 0
@@ -176,7 +187,9 @@ class KeyChainCache:
                 known += 1
             self.hit_keys += len(keys)
         covered = len(keys) * block_tokens
-        new = self._extend(keys[-1] if keys else root, ids[covered:], block_tokens)
+        if extras and keys:
+            extras = {number - len(keys): extra for number, extra in extras.items() if number >= len(keys)}
+        new = self._extend(keys[-1] if keys else root, ids[covered:], block_tokens, extras)
         start = len(keys)
         keys.extend(new)
         with self._lock:

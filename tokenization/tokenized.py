@@ -5,7 +5,6 @@ from typing import Literal
 import msgspec
 import numpy as np
 
-from tokenization.conversation import Media
 from tokenization.encoders import Ids
 from tokenization.segments import Boundary
 
@@ -35,9 +34,11 @@ class Tokenized(msgspec.Struct, frozen=True, kw_only=True):
     boundaries: tuple[Boundary, ...] = ()
     """Named places in `token_ids`, for a key-chain cache; empty where there are none."""
     extras: tuple[Extra, ...] = ()
-    """Known only from an engine."""
-    media: tuple[Media, ...] = ()
-    """Images and the like in the request, whatever is known of their tokens."""
+    """Images whose tokens are among `token_ids`."""
+    media: tuple[str, ...] = ()
+    """Modalities of the images and the like in the request, whatever is known of their tokens."""
+    media_unread: str = ""
+    """Why `token_ids` end before one of these; a metric's label (`images.Reason`)."""
     complete: bool = True
     """False where `token_ids` are only the leading part of the prompt (text before an image, a query without its
     documents): good for matching a prefix, no measure of the prompt's length."""

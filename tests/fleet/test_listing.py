@@ -22,5 +22,5 @@ def test_adapters_are_told_by_their_parent() -> None:
         ]
     }
     found = parse(json.dumps(page).encode())
-    assert found == Listing(("base", "base-alias"), {"ad1": "lora-ad1"})
+    assert found == Listing(("base", "base-alias"), {"ad1": "lora-ad1"}, "/models/base")
     assert found.names == {"base", "base-alias", "ad1"}

@@ -53,7 +53,9 @@ SERVED = Served("m", "m")
 
 
 class SameTokens:
-    async def tokenize(self, path: str, body: Mapping[str, Any], *, size: int | None = None) -> Tokenized:
+    async def tokenize(
+        self, path: str, body: Mapping[str, Any], *, size: int | None = None, engine_model: str | None = None
+    ) -> Tokenized:
         return Tokenized(token_ids=TOKENS)
 
 

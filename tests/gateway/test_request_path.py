@@ -56,7 +56,9 @@ class FixedTokenizer:
     def __init__(self, error: Exception | None = None) -> None:
         self.error = error
 
-    async def tokenize(self, path: str, body: Mapping[str, Any], *, size: int | None = None) -> Tokenized:
+    async def tokenize(
+        self, path: str, body: Mapping[str, Any], *, size: int | None = None, engine_model: str | None = None
+    ) -> Tokenized:
         if self.error:
             raise self.error
         return Tokenized(token_ids=TOKENS)

@@ -1,9 +1,11 @@
 """Which names are accepted, and which base model and adapter they stand for."""
 
+import pytest
+
 from fleet.endpoint import Endpoint
 from fleet.fleet import Fleet
 from fleet.listing import Listing
-from gateway.config_document import Model
+from gateway.config_document import Images, Model
 from gateway.served_models import Served, ServedModels
 
 
@@ -46,6 +48,31 @@ def test_a_listed_adapter_is_resolved_to_its_base() -> None:
     assert serving[0]
     assert not serving[1]  # it lists its models, and the adapter is not among them
     assert models.adapter_paths(0) == {"ad1": "/adapters/ad1"}
+
+
+def test_the_engines_model_is_unknown_until_an_engine_lists_it_and_the_configuration_wins() -> None:
+    fleet = fleet_of(A, B)
+    models = ServedModels({}, fleet)
+    served = Served("base", "base")
+    assert models.engine_model(served) is None
+    fleet.listed(1, Listing(("base",), {"ad1": "/adapters/ad1"}, "Qwen/Qwen2.5-VL-7B-Instruct"))
+    assert models.engine_model(served) == "Qwen/Qwen2.5-VL-7B-Instruct"
+    assert models.engine_model(Served("ad1", "base", "ad1")) == "Qwen/Qwen2.5-VL-7B-Instruct"
+    fleet.listed(1, Listing(("base",), {}, "/models/qwen"))
+    assert models.engine_model(served) == "/models/qwen"
+    models.configure({"base": Model(images=Images(engine_model="/snapshots/1"))})
+    assert models.engine_model(served) == "/snapshots/1"
+
+
+def test_engines_that_were_started_with_different_models_are_told(caplog: pytest.LogCaptureFixture) -> None:
+    fleet = fleet_of(A, B)
+    models = ServedModels({}, fleet)
+    fleet.listed(0, Listing(("base",), {}, "/models/a"))
+    fleet.listed(1, Listing(("base",), {}, "/models/b"))
+    assert [models.engine_model(Served("base", "base")) for _ in range(3)] == ["/models/a"] * 3
+    assert [record.getMessage() for record in caplog.records] == [
+        "engine_models_differ model=base using=/models/a all=/models/a,/models/b"
+    ]
 
 
 def test_endpoints_of_another_model_do_not_serve_this_one() -> None:

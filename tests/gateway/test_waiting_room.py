@@ -48,7 +48,9 @@ LONG = 43_000  # tokens; 1.6 s of prefill
 class Lengths:
     """A prompt of as many tokens as its `n` says; those with the same `start` begin alike."""
 
-    async def tokenize(self, path: str, body: Mapping[str, Any], *, size: int | None = None) -> Tokenized:
+    async def tokenize(
+        self, path: str, body: Mapping[str, Any], *, size: int | None = None, engine_model: str | None = None
+    ) -> Tokenized:
         return Tokenized(token_ids=np.arange(body["start"], body["start"] + body["n"], dtype=np.uint32))
 
 

@@ -64,10 +64,10 @@ async def test_small_requests_do_not_wait_for_big_ones(qwen3: LocalTokenizer, mo
     gate = threading.Event()
     real = qwen3.tokenize
 
-    def slow_when_big(path: str, body: dict[str, Any]) -> Any:
+    def slow_when_big(path: str, body: dict[str, Any], **options: Any) -> Any:
         if len(str(body)) > 100_000:
             gate.wait(10)
-        return real(path, body)
+        return real(path, body, **options)
 
     monkeypatch.setattr(backend.tokenizer, "tokenize", slow_when_big)
     big = {"messages": [{"role": "user", "content": "a " * 100_000}]}
@@ -183,7 +183,8 @@ async def test_images_come_with_their_hashes_and_places(engine: Engine, ask: Eng
         "token_ids": [1, 7, 7, 2],
         "features": {"mm_hashes": {"image": ["abc"]}, "mm_placeholders": {"image": [{"offset": 1, "length": 2}]}},
     }
-    assert (await ask.tokenize(CHAT, BODY)).extras == (Extra("abc", 1, 2),)
+    result = await ask.tokenize(CHAT, BODY)
+    assert (result.extras, result.media) == ((Extra("abc", 1, 2),), ("image",))
 
 
 @pytest.mark.parametrize("status", [403, 404])

@@ -168,7 +168,7 @@ def test_text_before_an_image_is_tokenized_and_the_rest_left_to_the_engine(qwen3
     result = qwen3.tokenize(CHAT, {"messages": look})
     whole = qwen3.tokenize(CHAT, {"messages": history, "add_generation_prompt": False})
     assert not result.complete
-    assert [(m.modality, m.identity, m.engine_identity) for m in result.media] == [("image", "img-1", True)]
+    assert (result.media, result.media_unread) == (("image",), "image_model")
     # The last assistant turn is rendered differently at the end of a chat, so only the turns before it must be equal.
     assert result.token_ids.tolist()[:12] == whole.token_ids.tolist()[:12]
     assert qwen3.decode(result.token_ids).endswith("<|im_start|>assistant\nok<|im_end|>\n")
@@ -178,7 +178,7 @@ def test_an_image_in_the_first_message_leaves_nothing_to_match(qwen3: LocalToken
     image = {"type": "image_url", "image_url": {"url": "https://example.com/a.png"}}
     with pytest.raises(TokenizationError) as failure:
         qwen3.tokenize(CHAT, {"messages": [{"role": "user", "content": [image]}]})
-    assert (failure.value.status, failure.value.reason) == (None, "multimodal")
+    assert (failure.value.status, failure.value.reason) == (None, "image_model")
 
 
 def test_truncation_keeps_the_end_for_generation_and_spares_the_bos(llama3_1: LocalTokenizer) -> None:

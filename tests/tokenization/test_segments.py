@@ -2,7 +2,7 @@
 
 import random
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -108,9 +108,9 @@ class CountingKeys:
     def __init__(self) -> None:
         self.tokens = 0
 
-    def __call__(self, parent: int, ids: Ids, block_tokens: int) -> list[int]:
+    def __call__(self, parent: int, ids: Ids, block_tokens: int, extras: Mapping[int, bytes]) -> list[int]:
         self.tokens += len(ids) // block_tokens * block_tokens
-        return block_keys(parent, ids, block_tokens)
+        return block_keys(parent, ids, block_tokens, extras)
 
 
 def _prompt(draw: random.Random, turns: list[int]) -> tuple[Ids, tuple[Boundary, ...]]:

