@@ -14,6 +14,7 @@ from fleet.fleet import Fleet
 from fleet.plugin import Discovery, Plugin, ProfileHandler
 from gateway import config_wiring as wiring
 from gateway import header_wiring
+from gateway.burst_producer import BurstPrefixCacheProducer
 from gateway.config_decode import Decoder
 from gateway.config_document import API_VERSION, FEATURE_GATES, KIND, OLD_API_VERSION, Document, Model, Settings
 from gateway.config_plugins import Plugins
@@ -22,7 +23,7 @@ from gateway.cycle import Profile, Scheduler
 from gateway.data_layer_config import DataSource, Parser
 from gateway.expected_work_queue import ExpectedWorkQueue
 from gateway.plugin_modules import load_plugin_modules
-from gateway.producers_config import BurstPrefixCacheProducer, PrecisePrefixCacheProducer, TokenProducer
+from gateway.producers_config import PrecisePrefixCacheProducer, TokenProducer
 from gateway.saturation import SaturationDetector
 from gateway.work_queue import WorkQueue
 from scorers.expected_work_scorer import ExpectedWorkScorer

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from fleet.plugin import Decider, Discovery, Filter, Picker, Plugin, Producer, ProfileHandler, Scorer
+from gateway.burst_producer import BurstPrefixCacheProducer
 from gateway.config_document import Document, ProfileEntry, Ref, WeightedRef
 from gateway.config_plugins import Plugins, finite
 from gateway.config_source import At
@@ -17,12 +18,7 @@ from gateway.data_layer_config import (
     Parser,
 )
 from gateway.expected_work_queue import ExpectedWorkQueue
-from gateway.producers_config import (
-    ApproxPrefixCacheProducer,
-    BurstPrefixCacheProducer,
-    PrecisePrefixCacheProducer,
-    TokenProducer,
-)
+from gateway.producers_config import ApproxPrefixCacheProducer, PrecisePrefixCacheProducer, TokenProducer
 from gateway.profile_handlers import StagedHandler
 from gateway.saturation import SaturationDetector
 from scorers.expected_work_scorer import ExpectedWorkScorer

@@ -18,6 +18,7 @@ ROOMS = ("scorers", "deciders")
 MODULES = (
     "fleet.discovery",
     "gateway.producers_config",
+    "gateway.burst_producer",
     "gateway.data_layer_config",
     "gateway.saturation",
     "gateway.expected_work_queue",

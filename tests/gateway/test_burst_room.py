@@ -6,7 +6,7 @@ import contextlib
 import json
 import random
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +34,10 @@ from gateway.tracing import NoTracing
 from gateway.understanding import Understanding
 from indexer.index import Index
 from indexer.trust import Trust, exact
+from simulator.engine import Engine
+from simulator.engine_settings import EngineSettings
+from simulator.hash_chain import HashRecipe
+from simulator.sequence import Submission
 from tokenization.errors import TokenizationError
 from tokenization.tokenized import Tokenized
 
@@ -62,11 +66,14 @@ schedulingProfiles:
 class Words:
     """`prompt` is a list of words of 64 tokens each, then `tail` tokens that nobody else has."""
 
-    async def tokenize(self, path: str, body: Mapping[str, Any], *, size: int | None = None) -> Tokenized:
+    async def tokenize(self, path: str, body: Mapping[str, Any], **_: object) -> Tokenized:
         if body["prompt"] == "broken":
             raise TokenizationError("no", reason="broken")
-        ids = [number for word in body["prompt"] for number in range(word * BLOCK, (word + 1) * BLOCK)]
-        return Tokenized(token_ids=np.array([*ids, *range(body.get("tail", 0))], np.uint32))
+        return Tokenized(token_ids=np.array(self.ids(body["prompt"], body["tail"]), np.uint32))
+
+    @staticmethod
+    def ids(words: Sequence[int], tail: int) -> list[int]:
+        return [*(number for word in words for number in range(word * BLOCK, (word + 1) * BLOCK)), *range(tail)]
 
 
 class Streams:
@@ -188,6 +195,19 @@ async def burst(world: World) -> dict[str, str]:
     return dict(zip(names, await where(*asked), strict=True))
 
 
+def computed_tokens(went: Mapping[str, str]) -> int:
+    """Prompt tokens that four engines compute for a burst, all of it in their queues at once."""
+    recipe = HashRecipe.of("sha256_cbor", "0", 16)
+    engines = {at: Engine(EngineSettings(recipe=recipe)) for at in sorted(set(went.values()))}
+    for name, at in went.items():
+        prompt = Words.ids([9, int(name[0]) + 10], tail=1)
+        engines[at].submit(Submission(id=name, prompt=prompt, reply=[1]), 0.0)
+    for engine in engines.values():
+        while (step := engine.begin_step(0.0)) is not None:
+            engine.finish_step(step)
+    return sum(engine.counters.computed_prompt for engine in engines.values())
+
+
 # The sample configuration, end to end
 
 
@@ -201,6 +221,7 @@ async def test_llm_ds_sample_sends_each_group_of_a_burst_to_one_endpoint() -> No
     assert world.sample("burst_wait_seconds_count", outcome="colocated") == 32
     assert world.sample("burst_assigned_total", followed="yes") == 32
     assert world.waiting() == 0
+    assert computed_tokens(went) == 4 * (2 * BLOCK + 1) + 28, "each prompt once, and the last token of its 28 siblings"
 
 
 async def test_without_the_producer_the_same_burst_is_spread() -> None:
@@ -210,7 +231,8 @@ async def test_without_the_producer_the_same_burst_is_spread() -> None:
     assert not world.path.producers.bursts
     went = await burst(world)
     assert min(endpoints_per_group(went).values()) > 1
-    assert world.sample("burst_wait_seconds_count", outcome="colocated") == 0
+    assert computed_tokens(went) > 2 * (4 * (2 * BLOCK + 1) + 28)
+    assert world.sample("decision_step_seconds_count", step="schedule") == 32, "nobody is looked at twice"
 
 
 async def test_a_request_waits_as_long_as_its_window_and_no_longer() -> None:
@@ -406,6 +428,25 @@ async def test_a_window_that_closes_between_two_producers_is_an_answer_too() -> 
     world.path.producers.close()
     await where(asked)
     assert world.waiting() == 0
+
+
+async def test_behind_the_window_the_router_queue_is_as_it_was() -> None:
+    queue = "- {type: expected-work-scorer}\n- {type: expected-work-queue}\n- type: load-aware-scorer\n"
+    world = World(sample().replace("- type: load-aware-scorer\n", queue), endpoints=2)
+    world.path.room.use(world.config.work_queue(world.fleet))
+    asked = [world.ask(str(number), 1) for number in range(4)]
+    await world.until_waiting(4)
+    for slot in range(2):  # a prefill of 100,000 tokens runs on each: nobody has room
+        world.books.reserve(f"long{slot}", slot, 100_000.0, 100, world.fleet.clock())
+    async with asyncio.timeout(5):
+        while world.sample("queue_waiting") != 4:  # noqa: ASYNC110 - a gauge tells nobody
+            await asyncio.sleep(0.001)
+    asked.pop().cancel()
+    for slot in range(2):
+        world.books.finish(f"long{slot}", world.fleet.clock())
+    world.path.room.freed()
+    assert len(set(await where(*asked))) == 1
+    assert world.sample("queue_wait_seconds_count", outcome="sent") == 3
 
 
 # The parameters

@@ -3,12 +3,12 @@ from typing import Any
 import pytest
 
 from fleet.endpoint import Endpoint
+from gateway.burst_producer import BurstPrefixCacheProducer
 from gateway.config_decode import Decoder
 from gateway.config_source import read
 from gateway.joint_placement import Rules
 from gateway.producers_config import (
     ApproxPrefixCacheProducer,
-    BurstPrefixCacheProducer,
     PrecisePrefixCacheProducer,
     TokenProducer,
 )
