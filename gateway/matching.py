@@ -6,14 +6,14 @@ of attention are cut to what all their cache groups can use (`gateway.hybrid_mat
 count in full where predictions are on (`indexer.predicted`): they are our own knowledge, no stream has to vouch for them.
 """
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Protocol
 
 import msgspec
 import numpy as np
 
 from event_ingest.dynamo_stream import request_keys
-from fleet.fleet import Fleet, Vector
+from fleet.fleet import Fleet, Slots, Vector
 from fleet.request import Match
 from gateway.hybrid_matching import Layout, cut_to_usable, tail_keys
 from gateway.served_models import Served
@@ -42,6 +42,18 @@ class Streams(Protocol):
         ...
 
 
+class Chain(msgspec.Struct, frozen=True):
+    """One chain of keys of a prompt."""
+
+    keys: Sequence[int]
+    block_tokens: int
+    slots: Slots
+    """Whose entries are under these keys."""
+
+
+NO_CHAIN = Chain((), FALLBACK_BLOCK_TOKENS, np.empty(0, np.intp))
+
+
 class Keys(msgspec.Struct, frozen=True):
     """One prompt's block keys at every block size in use."""
 
@@ -56,24 +68,23 @@ class Keys(msgspec.Struct, frozen=True):
     def for_slot(self, slot: int) -> Sequence[int]:
         return self.own[slot] if slot in self.own else self.by_block[self.block_of[slot]]
 
-    def chains(self) -> Iterator[tuple[Sequence[int], int, Collection[int]]]:
-        """Every chain of keys that is in use, with its block size and the slots whose entries are under it."""
-        sizes = set(self.block_of.values())
-        if len(sizes) == 1 and not self.own:  # one kind of engine: almost always
-            (block,) = sizes
-            yield self.by_block[block], block, self.block_of.keys()
-            return
-        ordinary: dict[int, list[int]] = {}
+    def chains(self) -> list[Chain]:
+        """Every chain of keys that is in use."""
+        ordinary: Mapping[int, int] = self.block_of
+        if self.own:
+            ordinary = {slot: block for slot, block in ordinary.items() if slot not in self.own}
+        slots = np.fromiter(ordinary.keys(), np.intp, len(ordinary))
+        sizes = np.fromiter(ordinary.values(), np.intp, len(ordinary))
+        found = [
+            Chain(self.by_block[block], block, slots[sizes == block]) for block in dict.fromkeys(ordinary.values())
+        ]
         other: dict[int, list[int]] = {}
-        for slot, block in self.block_of.items():
+        for slot in self.block_of if self.own else ():
             if slot in self.own:
                 other.setdefault(id(self.own[slot]), []).append(slot)
-            else:
-                ordinary.setdefault(block, []).append(slot)
-        for block, slots in ordinary.items():
-            yield self.by_block[block], block, slots
-        for slots in other.values():
-            yield self.own[slots[0]], self.block_of[slots[0]], slots
+        for alike in other.values():
+            found.append(Chain(self.own[alike[0]], self.block_of[alike[0]], np.array(alike, np.intp)))
+        return found
 
 
 class Found(msgspec.Struct, frozen=True):
@@ -124,7 +135,7 @@ class Matcher:
 
     def keys(self, prompt: Tokenized, served: Served, also: Collection[int] = ()) -> Keys:
         """The prompt's block keys at every block size of the fleet, and at those of `also`."""
-        block_of = {slot: self.block_tokens(slot) for slot in map(int, self._fleet.slots())}
+        block_of = {slot: self.block_tokens(slot) for slot in self._fleet.slots().tolist()}
         root = root_key(served.base, lora=served.lora, salt=prompt.salt)
         own = self._dynamo_keys(prompt, served, block_of) if self._dynamo else {}
         by_block: dict[int, Sequence[int]] = {}
@@ -136,21 +147,21 @@ class Matcher:
 
     def match(self, keys: Keys) -> Found:
         """Leading cached tokens per slot."""
-        raw, weighted = self._leading(keys, None)
+        chains = keys.chains()
+        raw, weighted = self._leading(keys, chains, None)
         trust = self._trust(raw)
         tokens, worth = raw * trust, weighted * trust
         if self.predicted:
-            soon, soon_worth = self._leading(keys, self.predicted)
+            soon, soon_worth = self._leading(keys, chains, self.predicted)
             tokens += np.maximum(soon - raw, 0.0)
             worth += np.maximum(soon_worth - weighted, 0.0)
-        chains = [(block, chain) for chain, block, _ in keys.chains()]
-        smallest, chain = min(chains, key=lambda pair: pair[0], default=(FALLBACK_BLOCK_TOKENS, ()))
+        finest = min(chains, key=lambda chain: chain.block_tokens, default=NO_CHAIN)
         match = Match(
             tokens=tokens,
             weighted_tokens=worth,
-            total_tokens=max((len(chain) * block for block, chain in chains), default=0),
-            block_tokens=smallest,
-            keys=chain,
+            total_tokens=max((len(chain.keys) * chain.block_tokens for chain in chains), default=0),
+            block_tokens=finest.block_tokens,
+            keys=finest.keys,
             announced_tokens=np.where(trust == 1.0, raw, 0.0),
         )
         return Found(match, raw)
@@ -180,23 +191,21 @@ class Matcher:
         """Tokens per block key of prompts on this slot."""
         return self._streams.block_tokens(slot) or int(self._fleet.block_tokens[slot]) or FALLBACK_BLOCK_TOKENS
 
-    def _leading(self, keys: Keys, predicted: Predicted | None) -> tuple[Vector, Vector]:
+    def _leading(self, keys: Keys, chains: Sequence[Chain], predicted: Predicted | None) -> tuple[Vector, Vector]:
         """Leading tokens per slot, plain and weighted by tier."""
         capacity = self._fleet.capacity
         raw, weighted = np.zeros(capacity), np.zeros(capacity)
-        for chain, block, slots in keys.chains():
-            matched = self._index.match(chain, predicted)
+        for chain in chains:
+            matched = self._index.match(chain.keys, predicted)
             if not matched.runs:
                 continue
-            here = np.zeros(capacity, np.bool_)
-            numbers = np.fromiter(slots, np.intp, len(slots))
-            here[numbers[numbers < capacity]] = True
-            np.copyto(raw, matched.tokens(capacity, block), where=here)
-            np.copyto(weighted, matched.weighted_tokens(capacity, block, self._weights), where=here)
+            here = chain.slots[chain.slots < capacity]
+            raw[here] = matched.tokens(capacity, chain.block_tokens)[here]
+            weighted[here] = matched.weighted_tokens(capacity, chain.block_tokens, self._weights)[here]
         for block, layouts in self._hybrids(keys, raw).items():
             self._layouts.update(layouts.values())
-            chain, prompt = keys.by_block[block], keys.prompt_tokens
-            cut_to_usable(self._index, chain, block, prompt, layouts, self._weights, raw, weighted, predicted)
+            plain, prompt = keys.by_block[block], keys.prompt_tokens
+            cut_to_usable(self._index, plain, block, prompt, layouts, self._weights, raw, weighted, predicted)
         return raw, weighted
 
     def _hybrids(self, keys: Keys, raw: Vector) -> dict[int, dict[int, Layout]]:
@@ -222,6 +231,6 @@ class Matcher:
 
     def _trust(self, raw: Vector) -> Vector:
         trust = np.ones(len(raw))
-        for slot in np.flatnonzero(raw).tolist():
-            trust[slot] = self._streams.trust(slot).weight
+        held, trust_of = raw.nonzero()[0], self._streams.trust
+        trust[held] = [trust_of(slot).weight for slot in held.tolist()]
         return trust
