@@ -36,7 +36,8 @@ PARTS = _definitions(
         "counter",
         ("tokenizer", "backend", "outcome"),
         "Requests by what their tokenizer made of them: ok, given (the prompt was token ids), or the reason of an error or a "
-        "fallback. Anything else growing: the prefix cache is not used for these requests.",
+        "fallback. Anything else growing: the prefix cache is not used for these requests; image_* and media: not behind the "
+        "first image, audio or video that only the engine can read.",
     ),
     ("segment_cache_hits", "counter", _CACHE, "Pieces of prompts (turns) whose token ids were remembered."),
     (
@@ -49,6 +50,13 @@ PARTS = _definitions(
     ("segment_cache_hit_tokens", "counter", _CACHE, "Tokens that came out of the segment cache."),
     ("segment_cache_miss_tokens", "counter", _CACHE, "Tokens that were encoded."),
     ("segment_cache_evicted", "counter", _CACHE, "Pieces given up because the cache was full."),
+    (
+        "tokenizer_images",
+        "counter",
+        ("tokenizer", "outcome"),
+        "Images in prompts: known (seen before), read, unreadable. Far more read than known in chat traffic: clients encode the "
+        "same image anew every turn.",
+    ),
     ("segment_cache_bytes", "gauge", _CACHE, "Bytes held by the segment cache."),
     ("key_chain_hit_keys", "counter", (), "Block keys taken from the chains of earlier turns."),
     (

@@ -72,3 +72,5 @@ class GatewayParts:
         for name in ("hits", "misses", "hit_tokens", "miss_tokens", "evicted", "bytes"):
             value: Any = getattr(stats, name)
             yield f"segment_cache_{name}", (model,), value
+        for outcome, count in dict(backend.tokenizer.image_counts).items():
+            yield "tokenizer_images", (model, outcome), count

@@ -12,10 +12,11 @@ The rule is vLLM 0.32's (`multimodal/hasher.py`, `processing/inputs.py`, `media/
 - The size that decides over the number of tokens is the decoded image's, after EXIF or XMP orientation was applied.
 - LoRA adapters change the name only with `--enable-tower-connector-lora`.
 
-So nothing has to be decompressed: the header tells size and mode. What the engine answers with 400 whatever image it is (base64
-that is none, an aspect ratio above 200) is refused here; an image that cannot be read here is left to the engine, which may
-know its format, and one whose pixels turn out to be broken gets a name here and a 400 from the engine. What a client gave once is remembered under a digest of its URL: later turns of the
-conversation cost that digest.
+So nothing has to be decompressed: the header tells size and mode. What the engine answers with 400 whatever image it is
+(base64 that is none, an aspect ratio above 200) is refused here. An image that cannot be read here is left to the engine,
+which may know its format; one whose pixels turn out to be broken gets a name here and a 400 from the engine.
+
+What a client gave once is remembered under a digest of its URL: later turns of the conversation cost that digest.
 """
 
 import binascii

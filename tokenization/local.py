@@ -1,7 +1,6 @@
 """The tokenizer in the router's own process: request body in, the engine's token ids out."""
 
 import copy
-import json
 import logging
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
@@ -25,6 +24,7 @@ from tokenization.prompt import Chat, Prompt, PromptRequest, Text, Tokens
 from tokenization.segments import Boundary, SegmentedEncoder
 from tokenization.template import ChatTemplate
 from tokenization.tokenized import NO_IDS, Tokenized
+from tokenization.tokenizer_spec import added_around, without_truncation
 
 log = logging.getLogger(__name__)
 
@@ -62,9 +62,9 @@ class LocalTokenizer:
         image_hash: the engines' `--mm-hasher-algorithm`.
         min_pixels, max_pixels: as in the engines' `--mm-processor-kwargs`; None = as the model's files say.
         """
-        spec, text = _without_truncation(files.tokenizer)
+        spec, text = without_truncation(files.tokenizer)
         self._reference = tokenizers.Tokenizer.from_str(text)
-        self._prefix, self._suffix = _added_around(self._reference)
+        self._prefix, self._suffix = added_around(self._reference)
         special = dict(files.special_tokens)
         if "bos_token" not in special and len(self._prefix) == 1:
             special["bos_token"] = str(self._reference.id_to_token(int(self._prefix[0])))
@@ -124,6 +124,11 @@ class LocalTokenizer:
     def knows_images(self) -> bool:
         """Whether images of this model can be named here."""
         return self._image_id is not None
+
+    @property
+    def image_counts(self) -> Mapping[str, int]:
+        """Outcome -> images since start; empty where this model's images are not named here."""
+        return self._images.reader.counts if self._images else {}
 
     def tokenize(self, path: str, body: Mapping[str, Any], *, engine_model: str | None = None) -> Tokenized:
         """The token ids of a request. Raises `TokenizationError` (see there for what to do with it). `engine_model`: the
@@ -211,7 +216,7 @@ class LocalTokenizer:
         """The tokens of a chat with images, or of its turns before the first medium that only the engine can read."""
         known = read_media(talk.media, self._images if self.knows_images else None, engine_model, options=options)
         modalities = tuple(one.modality for one in talk.media)
-        if known.stop is None or known.unread is None:
+        if known.stop is None:
             ids, boundaries = self._encode(self._render(template, talk, chat), special)
             whole = self._expand(ids, boundaries, known.images, more=False)
             return msgspec.structs.replace(whole, media=modalities)
@@ -219,16 +224,15 @@ class LocalTokenizer:
         def render(messages: list[dict[str, Any]]) -> str:
             return self._render(template, Conversation(messages, ()), chat)
 
-        text = text_before(known.stop, talk, render, self.cut_token)
+        medium, unread = known.stop
+        text = text_before(medium, talk, render, self.cut_token)
         ids, boundaries = self._encode(text, special) if text else (NO_IDS, ())
         if len(self._suffix) and special and len(ids):
             ids = ids[: -len(self._suffix)]
         found = self._expand(ids, boundaries, known.images, more=True)
         if not len(found.token_ids):
-            raise unroutable(
-                known.unread.reason, f"no text before a medium that only the engine knows: {known.unread.detail}"
-            )
-        return msgspec.structs.replace(found, media=modalities, media_unread=known.unread.reason, complete=False)
+            raise unroutable(unread.reason, f"no text before a medium that only the engine knows: {unread.detail}")
+        return msgspec.structs.replace(found, media=modalities, media_unread=unread.reason, complete=False)
 
     def _expand(self, ids: Ids, boundaries: tuple[Boundary, ...], images: Sequence[Placed], *, more: bool) -> Tokenized:
         if self._image_id is None:
@@ -331,28 +335,3 @@ class LocalTokenizer:
                 self.cut_token = None
                 self.segments = SegmentedEncoder(self.segments.encoder, [], 0)
                 return
-
-
-def _without_truncation(text: str) -> tuple[dict[str, Any], str]:
-    """The parsed tokenizer.json and its text, without the truncation and padding that some models ship: the engine sets
-    both per request."""
-    try:
-        spec = msgspec.json.decode(text)
-    except msgspec.DecodeError as error:
-        raise ValueError(f"tokenizer.json: not valid JSON: {error}") from error
-    if not isinstance(spec, dict) or "model" not in spec:
-        raise ValueError("tokenizer.json: not a tokenizer (no 'model')")
-    if spec.get("truncation") or spec.get("padding"):
-        spec["truncation"] = spec["padding"] = None
-        text = json.dumps(spec, ensure_ascii=False)
-    return spec, text
-
-
-def _added_around(tokenizer: tokenizers.Tokenizer) -> tuple[Ids, Ids]:
-    """The ids that the post-processor puts before and behind a text (BOS, EOS), each maybe empty."""
-    plain = tokenizer.encode("a", add_special_tokens=False).ids
-    full = tokenizer.encode("a", add_special_tokens=True).ids
-    for at in range(len(full) - len(plain) + 1):
-        if full[at : at + len(plain)] == plain:
-            return np.array(full[:at], dtype=np.uint32), np.array(full[at + len(plain) :], dtype=np.uint32)
-    raise ValueError("tokenizer.json: the post-processor changes the text's own ids; such tokenizers are not supported")

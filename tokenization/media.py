@@ -30,9 +30,8 @@ class KnownMedia(msgspec.Struct, frozen=True):
     """The images before the first medium that only the engine knows."""
 
     images: tuple[Placed, ...]
-    stop: Media | None = None
-    """That medium; None where everything is known."""
-    unread: Unreadable | None = None
+    stop: tuple[Media, Unreadable] | None = None
+    """That medium, and why; None where everything is known."""
 
 
 def image_rules(
@@ -54,7 +53,7 @@ def read_media(
     for one in media:
         found = _read(one, rules, engine_model, options=options)
         if isinstance(found, Unreadable):
-            return KnownMedia(tuple(images), one, found)
+            return KnownMedia(tuple(images), (one, found))
         images.append(found)
     return KnownMedia(tuple(images))
 

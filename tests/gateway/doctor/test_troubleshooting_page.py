@@ -15,7 +15,7 @@ PAGE_TEXT = (REPOSITORY / PAGE).read_text()
 SECTIONS = dict(re.findall(r"^### (\S+)\n(.+?)(?=^#|\Z)", PAGE_TEXT, re.M | re.S))
 POINTERS = ("stream-distrusted", "gateway-alarm", "routed-blind")
 """Findings that stand for a list of reasons, each with a section of its own."""
-GIVEN_AS = re.compile(r'blind(?:=| = |\.labels\()"([a-z_]+)"|unroutable\("([a-z_]+)"')
+GIVEN_AS = re.compile(r'blind(?:=| = |\.labels\()"([a-z_]+)"|(?:unroutable|Unreadable)\("([a-z_]+)"')
 
 
 def blind_reasons() -> set[str]:
