@@ -28,7 +28,8 @@ class BurstPrefixCacheProducer(Producer, type="burst-prefix-cache-producer"):
       compute the prompt. Those that went away or stopped taking requests while the window was open are left out; new ones
       come in with the next window.
     - Held are only prompts of at least one full block with a choice of endpoints, in a profile that reads this producer.
-      Everything else, and all requests during shutdown and after a reload, is decided at once.
+      Everything else is decided at once. A reload and a shutdown end the open window early, and during shutdown nobody is
+      held.
 
     The wait is at most `windowDurationMs`, whatever it is: `warmroute.decideTimeout` is about tokenizing and does not cut it
     short, and the deadline of a decision (and Envoy's `message_timeout` as `warmroute envoy-config` writes it) is longer by

@@ -105,6 +105,11 @@ def test_what_the_books_say_is_part_of_the_balance() -> None:
     assert slots_of(placed) == [1, 1, 1, 1, 2, 2]
 
 
+def test_the_heaviest_group_is_placed_first() -> None:
+    counts = Counter(slots_of(place([prompt([name], [0, 1]) for name in "aabbcccc"], idle(2), Rules())))
+    assert counts == {0: 4, 1: 4}
+
+
 def test_ties_go_to_who_was_chosen_the_longest_ago() -> None:
     assert slots_of(place([prompt("a", range(3))] * 2, idle(3, chosen_at=[7, 2, 9]), Rules())) == [1, 1]
 
