@@ -5,8 +5,9 @@ Messages of a subscription have three frames (topic, sequence number, payload); 
 empty frame (`b"", topic, sequence number, payload`, or without the topic) and ends with a marker.
 
 Beside it there may be a meta file: `requests` in the order in which they finished, each with `t0` (send time, s),
-`prompt_token_ids`, and the engine's `cached_tokens` (or `usage.prompt_tokens_details.cached_tokens`); entries with an `action`
-or an administrative `response` are no requests. `engine.args` and `engine.env` tell model name, hash algorithm and seed.
+`prompt_token_ids`, the engine's `cached_tokens` (or `usage.prompt_tokens_details.cached_tokens`), and where there are images
+`features` as the engine's /render answers them; entries with an `action` or an administrative `response` are no requests.
+`engine.args` and `engine.env` tell model name, hash algorithm and seed.
 """
 
 import base64
@@ -87,6 +88,8 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     model: str = ""
     lora: str | None = None
     salt: str | None = None
+    media: tuple[tuple[str, int], ...] = ()
+    """Name and first token of every image and the like."""
     rank: int | None = None
     """The data-parallel rank it was pinned to; None where that is unknown."""
     cached_tokens: int | None = None
@@ -170,8 +173,19 @@ def _request(number: int, entry: Mapping[str, Any], model: str, loras: Mapping[s
         model=model if named in loras else named,
         lora=named if named in loras else None,
         salt=body.get("cache_salt"),
+        media=_media(entry.get("features") or {}),
         rank=int(rank) if rank is not None and str(rank).isdigit() else None,
         cached_tokens=cached if isinstance(cached, int) else None,
         resets_before=resets,
         problem=problem,
+    )
+
+
+def _media(features: Mapping[str, Any]) -> tuple[tuple[str, int], ...]:
+    places = features.get("mm_placeholders") or {}
+    names = features.get("mm_hashes") or {}
+    return tuple(
+        (str(name), int(place["offset"]))
+        for modality in places
+        for name, place in zip(names.get(modality, ()), places[modality], strict=True)
     )

@@ -29,7 +29,7 @@ from event_ingest.recording import Message, Meta, RecordingError, Request, read,
 from event_ingest.stream import Limits
 from event_ingest.verify import Hashes, Verifier
 from event_ingest.vllm_wire import decode
-from indexer.block_key import block_keys, root_key
+from indexer.block_key import block_keys, media_extras, root_key
 from indexer.hybrid import match_groups
 from indexer.index import Index
 
@@ -226,7 +226,8 @@ def _predict(index: Index, path: EventPath, request: Request) -> int | None:
     size = path.block_tokens
     if size is None:
         return None
-    keys = block_keys(root_key(request.model, lora=request.lora, salt=request.salt), request.tokens, size)
+    root = root_key(request.model, lora=request.lora, salt=request.salt)
+    keys = block_keys(root, request.tokens, size, media_extras(request.media, size))
     engine = path.engine_block_tokens or 1
     usable = max(len(request.tokens) - 1, 0) // engine * engine
     if path.is_hybrid:

@@ -46,8 +46,17 @@ class LocalBackend:
     name = "local"
 
     def __init__(
-        self, tokenizer: LocalTokenizer, *, small_workers: int = 2, big_workers: int = 1, small_bytes: int = SMALL_BYTES
+        self,
+        tokenizer: LocalTokenizer,
+        *,
+        small_workers: int = 2,
+        big_workers: int | None = None,
+        small_bytes: int = SMALL_BYTES,
     ) -> None:
+        """`big_workers`: 1 unless given, and one more for a model whose images are read here: a long text must not wait until
+        somebody's picture is hashed."""
+        if big_workers is None:
+            big_workers = 2 if tokenizer.knows_images else 1
         self.tokenizer = tokenizer
         self.counts: Counter[str] = Counter()
         self._small_bytes = small_bytes

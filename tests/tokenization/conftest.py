@@ -2,6 +2,7 @@
 
 import json
 import lzma
+import shutil
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -72,6 +73,18 @@ def llama3_1(shared: Path) -> LocalTokenizer:
     if not (shared / "tokenizers" / "llama3_1").is_dir():
         pytest.skip("needs the Llama 3.1 tokenizer from the shared fixtures")
     return load("llama3_1", shared)
+
+
+@pytest.fixture(scope="session")
+def vision(tmp_path_factory: pytest.TempPathFactory) -> LocalTokenizer:
+    """The Qwen2.5-VL that tests/vllm/make_model.py makes, without its weights."""
+    folder = tmp_path_factory.mktemp("vision")
+    shutil.copy(QWEN3 / "tokenizer.json.xz", folder)
+    shutil.copy(REPOSITORY / "tests" / "vllm" / "vision_template.jinja", folder / "chat_template.jinja")
+    (folder / "config.json").write_text('{"model_type": "qwen2_5_vl"}')
+    processor = {"image_processor_type": "Qwen2VLImageProcessor", "min_pixels": 3136, "max_pixels": 200_704}
+    (folder / "preprocessor_config.json").write_text(json.dumps({**processor, "patch_size": 14, "merge_size": 2}))
+    return LocalTokenizer.from_directory(folder, trust_request_chat_template=True)
 
 
 @pytest.fixture(params=["qwen3", "qwen2_5", "llama3_1"])

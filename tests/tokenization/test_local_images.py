@@ -2,15 +2,12 @@
 
 import base64
 import io
-import json
-import shutil
 from typing import Any
 
 import pytest
 from PIL import Image
 
 from indexer.block_key import block_keys, media_extras, root_key
-from tests.tokenization.conftest import QWEN3, REPOSITORY
 from tokenization import images
 from tokenization.errors import TokenizationError
 from tokenization.local import LocalTokenizer
@@ -19,17 +16,6 @@ from tokenization.segments import KeyChainCache
 CHAT = "/v1/chat/completions"
 PAD = 151655
 MODEL = "tiny"
-
-
-@pytest.fixture(scope="session")
-def vision(tmp_path_factory: pytest.TempPathFactory) -> LocalTokenizer:
-    folder = tmp_path_factory.mktemp("vision")
-    shutil.copy(QWEN3 / "tokenizer.json.xz", folder)
-    shutil.copy(REPOSITORY / "tests" / "vllm" / "vision_template.jinja", folder / "chat_template.jinja")
-    (folder / "config.json").write_text('{"model_type": "qwen2_5_vl"}')
-    processor = {"image_processor_type": "Qwen2VLImageProcessor", "min_pixels": 3136, "max_pixels": 200_704}
-    (folder / "preprocessor_config.json").write_text(json.dumps({**processor, "patch_size": 14, "merge_size": 2}))
-    return LocalTokenizer.from_directory(folder, trust_request_chat_template=True)
 
 
 def picture(width: int, height: int, colour: int = 0) -> str:
