@@ -68,7 +68,7 @@ class LookupTablePdDecider(Decider, type="lookup-table-pd-decider"):
         if not prompt:
             return Verdict(False, "no-tokens")
         held = held_tokens(request, decode, limits.prefix_match_info_producer_name) or 0.0
-        ratio = (prompt - held) / (request.expected_output_tokens or limits.expected_output_tokens)
+        ratio = (prompt - held) / request.reply_tokens(limits.expected_output_tokens)
         load = float(fleet.decoding[decode]) if decode >= 0 else 0.0
         cell = limits.disaggregate[bisect_right(limits.context_tokens, held)][
             bisect_right(limits.input_output_ratio, ratio)

@@ -56,6 +56,9 @@ class Request(msgspec.Struct, kw_only=True):
     prompt_tokens: int = 0
     """0 where the prompt could not be tokenized."""
     expected_output_tokens: int = 0
+    """What a producer expects of the reply; 0 where nobody expects anything."""
+    output_limit: int = 0
+    """The client's own limit on the reply's tokens; 0 without one."""
     priority: int = 0
     fairness_id: str = "default-flow"
     session_id: str | None = None
@@ -70,6 +73,11 @@ class Request(msgspec.Struct, kw_only=True):
     """Producer name -> what it found."""
     default_match: str = ""
     """The producer that is meant when a plugin names none."""
+
+    def reply_tokens(self, usual: float) -> float:
+        """Tokens of the reply: what is expected, else what is `usual`; a smaller limit of the client's counts instead."""
+        expected = self.expected_output_tokens or usual
+        return min(expected, self.output_limit) if self.output_limit else expected
 
     def match(self, producer: str | None = None) -> Match | None:
         """The match found by `producer` (None: the default one), or None where there is none."""

@@ -225,8 +225,9 @@ class RequestPath:
         if span.recording and predicted is not None:
             span.set("warmroute.predicted_cached_tokens", predicted)
         try:
+            usual = self.room.queue.limits.expected_output if self.room.queue else EXPECTED_OUTPUT
             return self._sending.send(
-                ask, look.request, outcome, keys, predicted, self.producers, self.settings.response_headers
+                ask, look.request, outcome, keys, predicted, self.producers, self.settings.response_headers, usual
             )
         except Exception:
             self._books.finish(look.request.id, self._clock())  # it goes nowhere, and nobody will say that it ended
@@ -307,7 +308,7 @@ class RequestPath:
             prompt_tokens=prompt.prompt_tokens if prompt else 0,
             multimodal=bool(prompt and prompt.media),
             rewrites_history=self._rewrites_history(ask.served) if ask.served else None,
-            expected_output_tokens=self._expected_output(ask),
+            output_limit=_output_limit(ask),
             priority=self._priority(head),
             fairness_id=who.fairness_id,
             attributes=who.attributes,
@@ -325,22 +326,17 @@ class RequestPath:
 
     def _booking(self, request_id: str) -> str:
         """The request's name in the books: its id, unless a client uses one id for two requests at a time."""
-        if request_id not in self._books:
-            return request_id
-        self._twins += 1
-        return f"{request_id}~{self._twins}"
+        name = request_id
+        while name in self._books:
+            self._twins += 1
+            name = f"{request_id}~{self._twins}"
+        return name
 
     def _priority(self, head: Head) -> int:
         name = control.objective(head.headers)
         if name and name not in self.settings.objectives and self._quiet.allows("objective", self._clock()):
             log.warning("objective_unknown name=%r priority=0 known=%s", name, ",".join(self.settings.objectives))
         return self.settings.objectives.get(name, 0)
-
-    def _expected_output(self, ask: Ask) -> int:
-        """Tokens of the reply: what is usual, or the client's limit where that is less."""
-        usual = int(self.room.queue.limits.expected_output) if self.room.queue else EXPECTED_OUTPUT
-        limits = [ask.parsed.get(name) for name in OUTPUT_LIMITS] if ask.parsed else []
-        return min([usual, *(limit for limit in limits if type(limit) is int and limit > 0)])
 
     def _matches(self, keys: Keys | None, found: Found | None, assigned: Mapping[str, Assigned]) -> dict[str, Match]:
         if keys is None:
@@ -355,6 +351,11 @@ class RequestPath:
     def _warn(self, reason: str, detail: str, error: Exception | None = None) -> None:
         if self._quiet.allows(reason, self._clock()):
             log.warning("routed_blind reason=%s %s", reason, detail, exc_info=error)
+
+
+def _output_limit(ask: Ask) -> int:
+    limits = [ask.parsed.get(name) for name in OUTPUT_LIMITS] if ask.parsed else []
+    return min((limit for limit in limits if type(limit) is int and limit > 0), default=0)
 
 
 def _stages(decision: Decision) -> str | None:

@@ -37,6 +37,8 @@ class Sent(msgspec.Struct, frozen=True, kw_only=True):
 
     request_id: str
     slot: int
+    destination: str
+    """`ip:port` that Envoy was given for it; a profile handler may name another port than the endpoint's own."""
     sent_at: float
     """Monotonic seconds."""
     prompt_tokens: int
@@ -82,7 +84,7 @@ class RouteObserver:
     def response_headers(self, status: int, headers: Mapping[str, str], served: str | None) -> None:
         now = self._clock()
         self._status = status
-        if served and served != self._address:
+        if served and served not in (self._sent.destination, self._address):
             self._moved(served, now)
         if self._still_there():
             self._breaker.report(self._slot, status, now)

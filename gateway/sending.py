@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from fleet.books import EXPECTED_OUTPUT, Books
+from fleet.books import Books
 from fleet.breaker import Breaker
 from fleet.fleet import Fleet
 from fleet.request import Request
@@ -65,19 +65,24 @@ class Sending:
         predicted: int | None,
         producers: Producers,
         response_headers: bool,
+        usual_output: float,
     ) -> Placed:
-        """The answer for Envoy. `predicted`: cached tokens the engine should report; None where nothing was matched."""
+        """The answer for Envoy. `predicted`: cached tokens the engine should report; None where nothing was matched.
+        `usual_output`: tokens of a reply of which nothing is known."""
         now = self._clock()
         slot = decision.slots[0]
-        elsewhere = [
+        elsewhere = [] if decision.prefill is None else [decision.prefill]
+        encoding = [
             int(picked[0])
             for name, picked in decision.picks.items()
-            if name != decision.primary and len(picked) and picked[0] != slot
+            if name != decision.primary and len(picked) and picked[0] not in (slot, *elsewhere)
         ]
         chain = keys.for_slot(slot) if keys and slot in keys.block_of else ()
         # Only a stream shows when its prefill is over; other answers come whole, and progress is told by events.
         unseen = ask.parsed is not None and ask.parsed.get("stream") is not True
-        self._reserve(request, slot, elsewhere, chain, unseen, now)
+        self._reserve(request, slot, elsewhere, chain, unseen, usual_output, now)
+        for stage in encoding:  # a request in flight until the first token, and nothing of the prompt
+            self._books.reserve(request.id, stage, 0, 0, now, prefill_only=True, model=request.target_model)
         self._breaker.dispatched(slot, now)
         legs = (slot, *elsewhere)
         if keys is not None:
@@ -103,6 +108,7 @@ class Sending:
         sent = Sent(
             request_id=request.id,
             slot=slot,
+            destination=decision.destinations[0],
             sent_at=now,
             prompt_tokens=request.prompt_tokens,
             predicted=None if elsewhere or pulls else predicted,
@@ -129,7 +135,14 @@ class Sending:
         )
 
     def _reserve(
-        self, request: Request, slot: int, elsewhere: list[int], chain: Sequence[int], unseen: bool, now: float
+        self,
+        request: Request,
+        slot: int,
+        elsewhere: list[int],
+        chain: Sequence[int],
+        unseen: bool,
+        usual_output: float,
+        now: float,
     ) -> None:
         prompt_tokens = float(request.prompt_tokens)
         # What is being computed there for others counts as cached: this prompt will not be computed again.
@@ -138,7 +151,7 @@ class Sending:
             request.id,
             slot,
             0.0 if elsewhere else max(0.0, prompt_tokens - float(held[0])),
-            request.expected_output_tokens or EXPECTED_OUTPUT,
+            request.reply_tokens(usual_output),
             now,
             cached_tokens=prompt_tokens if elsewhere else float(held[0]),
             fetched_tokens=max(0.0, prompt_tokens - float(held[0])) if elsewhere else 0.0,

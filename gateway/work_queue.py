@@ -140,7 +140,7 @@ class WorkQueue:
         return bool(request.prompt_tokens - self._cached(request, here)[0] + reply <= self._room(here)[0])
 
     def _reply(self, request: Request) -> float:
-        return request.expected_output_tokens or self.limits.expected_output
+        return request.reply_tokens(self.limits.expected_output)
 
     def _room(self, slots: Slots) -> Vector:
         """Tokens of KV cache that may still be promised on each slot; infinite where rule 2 says so."""

@@ -51,7 +51,7 @@ class InFlightLoadProducer(Producer, type=NAME):
         match = request.match(self.parameters.prefix_match_info_producer_name)
         own = float(request.prompt_tokens)
         if self.parameters.add_estimated_output_tokens:
-            own += request.expected_output_tokens
+            own += request.reply_tokens(0)
         return own if match is None else own - match.tokens_at(candidates)
 
 
