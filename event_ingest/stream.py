@@ -150,6 +150,7 @@ class Stream:
         self._unverified = False  # reconnected, and not yet seen that it is still the same incarnation
         self._fault_before = 0  # the first batch after which the fault matters no more, if that batch clears the cache
         self._connected = False
+        self._broken = False  # the link was up, and is not known to be up again
         self._heard_at = 0.0
         self._repair_at: float | None = None
         self._repair_delay = 0.0
@@ -173,6 +174,7 @@ class Stream:
     def connected(self, now: float) -> list[Effect]:
         """The subscription is up (again). Only now may a question be asked, or batches between would be missed."""
         self._connected = True
+        self._broken = False
         self._heard_at = now
         if not self._can_replay:
             if self._next is None:
@@ -193,12 +195,18 @@ class Stream:
     def disconnected(self, now: float) -> list[Effect]:
         """The subscription is down: the picture ages from here on."""
         self._connected = False
+        self._broken = True
         self._question = None
         return self._done(now)
 
     def live(self, seq: int, ts: float | None, item: Any, now: float) -> list[Effect]:
         """A batch from the subscription. `ts` is its engine time, None where the payload could not be read."""
-        self._connected = True
+        if self._broken and self._can_replay:
+            # Still from the old link, or already from another incarnation of the engine, whose numbers may join: nobody
+            # can say. The question that follows `connected` is answered with it if it counts.
+            self.counters.waiting_dropped += 1
+            return self._done(now)
+        self._connected = not self._broken
         self._heard_at = now
         if self._restarted_live(seq, ts):
             self._restart(now, begins=seq == 0)

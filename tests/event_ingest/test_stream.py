@@ -403,3 +403,37 @@ def test_an_answer_that_begins_with_an_unreadable_batch_takes_nothing_back() -> 
     assert drive.trust == "degraded(lost_batches)", "nobody can say that it is the same engine"
     assert drive.stream.counters.lost_batches == 0
     assert drive.stream.next_seq == 4
+
+
+# ------------------------------------------------------------------------------------------------------ broken links
+
+
+def test_what_is_still_in_the_pipe_of_a_broken_link_does_not_make_it_whole() -> None:
+    drive = Drive().synced(0, 1)
+    drive.take(drive.stream.disconnected(drive.now))
+    drive.live(2)
+    assert drive.trust == "degraded(disconnected)"
+    drive.take(drive.stream.connected(drive.now))
+    drive.replay(1, 2)
+    assert (drive.applied, drive.trust) == ([2], "exact")
+
+
+def test_without_replay_what_is_still_in_the_pipe_of_a_broken_link_is_used_and_the_link_stays_broken() -> None:
+    drive = Drive(can_replay=False)
+    drive.live(0, 1)
+    drive.take(drive.stream.disconnected(drive.now))
+    drive.live(2)
+    assert (drive.applied, drive.trust) == ([0, 1, 2], "degraded(disconnected)")
+
+
+def test_another_incarnation_that_joins_by_number_before_the_question_is_asked_is_found_out() -> None:
+    drive = Drive().synced(0, 1, 2)
+    drive.take(drive.stream.disconnected(drive.now))
+    drive.era = 5000.0
+    drive.live(3)  # 0 to 2 of the new process were published before our subscription had reached it
+    drive.take(drive.stream.connected(drive.now))
+    assert drive.asked == [2]
+    drive.replay(2)
+    assert (drive.of(DropAll), drive.trust) == ([DropAll("engine_restarted")], "blind(syncing)")
+    drive.replay(0, 1, 2, 3)
+    assert (drive.applied, drive.trust) == ([0, 1, 2, 3], "exact")
