@@ -55,7 +55,7 @@ class Completions:
             tokens = await asyncio.to_thread(self._tokenizer.tokenize, path, body)
         except TokenizationError as error:
             raise ApiError(400, error.message) from error
-        if not tokens.complete:
+        if not tokens.complete or tokens.media:
             raise ApiError(400, "At most 0 image(s) may be provided in one prompt.")
         return tokens
 

@@ -24,6 +24,7 @@ import hashlib
 import io
 import logging
 import threading
+import warnings
 from collections import Counter, OrderedDict
 from collections.abc import Iterable, Mapping
 from typing import Literal
@@ -50,7 +51,11 @@ MAX_IMAGE_BYTES = 32 * 1024 * 1024
 MAX_IMAGE_PIXELS = 178_956_970
 """The engine's own limit (VLLM_MAX_IMAGE_PIXELS)."""
 MAX_REMEMBERED = 65_536
-"""Images; each takes about 400 bytes."""
+"""Images, and images by their uuid; each takes about 400 bytes."""
+
+# Pillow tells of broken metadata by warnings whose texts have numbers from the image in them. Python keeps every text that it has
+# warned with; the reader's own log line is enough.
+warnings.filterwarnings("ignore", module=r"PIL\.")
 
 _PNG = b"\x89PNG\r\n\x1a\n"
 _PIXEL_CHUNKS = frozenset((b"IDAT", b"fdAT", b"IEND"))
@@ -92,10 +97,15 @@ class ImageReader:
         self.counts: Counter[str] = Counter()
         """known, read, unreadable: images, since start."""
 
-    def place(self, url: str, uuid: str | None, engine_model: str | None) -> Placed | Unreadable:
-        """What the engine that was started with `--model engine_model` makes of the image at a `data:` URL. Raises
-        `TokenizationError` (400) for what the engine refuses."""
-        if url[:5].lower() != "data:":
+    def place(self, url: str | None, uuid: str | None, engine_model: str | None) -> Placed | Unreadable:
+        """What the engine that was started with `--model engine_model` makes of an image: the one at a `data:` URL, or the one
+        that came with this `uuid` before (engines remember those, too). Raises `TokenizationError` (400) for what the engine
+        refuses."""
+        if url is None or url[:5].lower() != "data:":
+            if uuid is not None and (named := self._recall((b"", uuid))) is not None:
+                return named
+            if url is None:
+                return Unreadable("media", "an image without data, whose uuid has not been seen")
             return Unreadable("image_url", "the image is behind a URL that the router does not fetch")
         if engine_model is None and uuid is None:
             return Unreadable("image_model", "no engine has said what --model it was started with")
@@ -103,18 +113,29 @@ class ImageReader:
             name = (xxhash.xxh3_128_digest(url.encode("ascii")), engine_model or "")
         except UnicodeEncodeError as error:
             raise refuse("the image's data URL is not ASCII", "image_refused") from error
+        if (known := self._recall(name)) is None:
+            known = self._read(url, engine_model or "")
+            self.counts["read" if isinstance(known, Placed) else "unreadable"] += 1
+            self._remember(name, known)
+        if uuid is None or isinstance(known, Unreadable):
+            return known
+        own = Placed(uuid, known.tokens)
+        self._remember((b"", uuid), own)
+        return own
+
+    def _recall(self, name: tuple[bytes, str]) -> Placed | Unreadable | None:
         with self._lock:
             if (known := self._known.get(name)) is not None:
                 self._known.move_to_end(name)
                 self.counts["known"] += 1
-        if known is None:
-            known = self._read(url, engine_model or "")
-            with self._lock:
-                self.counts["read" if isinstance(known, Placed) else "unreadable"] += 1
-                self._known[name] = known
-                while len(self._known) > self._max_remembered:
-                    self._known.popitem(last=False)
-        return Placed(uuid, known.tokens) if uuid is not None and isinstance(known, Placed) else known
+            return known
+
+    def _remember(self, name: tuple[bytes, str], what: Placed | Unreadable) -> None:
+        with self._lock:
+            self._known[name] = what
+            self._known.move_to_end(name)
+            while len(self._known) > self._max_remembered:
+                self._known.popitem(last=False)
 
     def _read(self, url: str, engine_model: str) -> Placed | Unreadable:
         data = data_of(url)

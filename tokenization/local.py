@@ -74,8 +74,9 @@ class LocalTokenizer:
         self._trust_template = trust_request_chat_template
         self._responses_special = responses_add_special_tokens
         self._max_chars = max_text_chars
-        self._images = image_rules(files, image_hash, min_pixels, max_pixels)
-        self._image_id = self._reference.token_to_id(self._images.token) if self._images else None
+        self.images = image_rules(files, image_hash, min_pixels, max_pixels)
+        """How images are named and counted; None where that is not known of this model."""
+        self._image_id = self._reference.token_to_id(self.images.token) if self.images else None
         self._request_template = lru_cache(maxsize=32)(self._compile)
         self.hard_tokens = hard_tokens(spec)
         self.cut_token = self._choose_cut()
@@ -128,7 +129,7 @@ class LocalTokenizer:
     @property
     def image_counts(self) -> Mapping[str, int]:
         """Outcome -> images since start; empty where this model's images are not named here."""
-        return self._images.reader.counts if self._images else {}
+        return self.images.reader.counts if self.images else {}
 
     def tokenize(self, path: str, body: Mapping[str, Any], *, engine_model: str | None = None) -> Tokenized:
         """The token ids of a request. Raises `TokenizationError` (see there for what to do with it). `engine_model`: the
@@ -214,7 +215,7 @@ class LocalTokenizer:
         options: bool,
     ) -> Tokenized:
         """The tokens of a chat with images, or of its turns before the first medium that only the engine can read."""
-        known = read_media(talk.media, self._images if self.knows_images else None, engine_model, options=options)
+        known = read_media(talk.media, self.images if self.knows_images else None, engine_model, options=options)
         modalities = tuple(one.modality for one in talk.media)
         if known.stop is None:
             ids, boundaries = self._encode(self._render(template, talk, chat), special)

@@ -59,7 +59,7 @@ def read_media(
 
 
 def _read(one: Media, rules: ImageRules | None, engine_model: str | None, *, options: bool) -> Placed | Unreadable:
-    if one.modality != "image" or one.url is None:
+    if one.modality != "image" or (one.url is None and one.uuid is None):
         return Unreadable("media", f"{one.modality} without a URL of an image")
     if rules is None:
         return Unreadable("image_model", "how this model takes images is not known here")

@@ -4,6 +4,8 @@ import base64
 import io
 import json
 import struct
+import subprocess
+import sys
 import zlib
 from pathlib import Path
 from typing import Any
@@ -18,7 +20,8 @@ from tokenization.errors import TokenizationError
 from tokenization.images import Algorithm, ImageReader, Placed, Unreadable
 from tokenization.vision_grid import VisionGrid, vision_grid
 
-VECTORS = json.loads((Path(__file__).parent.parent / "data" / "image_vectors.json").read_text())
+ROOT = Path(__file__).parents[2]
+VECTORS = json.loads((ROOT / "tests" / "data" / "image_vectors.json").read_text())
 MODEL: str = VECTORS["model"]
 URLS: dict[str, str] = {image["name"]: image["url"] for image in VECTORS["images"]}
 READ_ELSEWHERE = {"ico", "avif", "ppm"}
@@ -123,6 +126,16 @@ def test_a_uuid_is_the_name_and_the_size_is_still_the_images() -> None:
     assert reader().place(URLS["png 27x29"], "mine", MODEL) == Placed("mine", 6)
 
 
+def test_an_image_without_data_is_the_one_that_came_with_its_uuid() -> None:
+    mine = reader()
+    for url in (None, "https://example.com/a.png"):
+        assert isinstance(mine.place(url, "box", MODEL), Unreadable)
+    mine.place(URLS["png 27x29"], "box", MODEL)
+    for url in (None, "https://example.com/a.png"):
+        assert mine.place(url, "box", MODEL) == Placed("box", 6)
+    assert isinstance(mine.place(None, "another", MODEL), Unreadable)
+
+
 def test_the_engines_model_is_part_of_the_name() -> None:
     one, two = (reader().place(URLS["gif"], None, model) for model in ("a", "b"))
     assert isinstance(one, Placed)
@@ -140,6 +153,22 @@ def test_an_image_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
         mine.place(broken, None, MODEL)
     assert len(hashed) == 1
     assert mine.counts == {"read": 1, "unreadable": 1, "known": 7}
+
+
+def test_broken_metadata_warns_nobody() -> None:
+    """In a process of its own: pytest has filters for warnings itself."""
+    program = """if True:
+        import base64, sys
+        from tokenization.images import ImageReader
+        from tokenization.vision_grid import VisionGrid
+        whole = base64.b64decode(sys.argv[1])
+        for length in range(8, len(whole), 7):
+            cut = base64.b64encode(whole[:length]).decode()
+            ImageReader(VisionGrid()).place(f"data:image/tiff;base64,{cut}", None, "m")
+    """
+    command = [sys.executable, "-W", "default", "-c", program, URLS["tiff turned"].partition(",")[2]]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_what_is_remembered_is_bounded_and_the_least_recently_used_goes_first() -> None:
