@@ -66,7 +66,7 @@ class Books:
         self._idle_timeout_s = idle_timeout_s
         self._grace_s = reconcile_grace_s
         self._requests: dict[str, list[Leg]] = {}  # in order of the last sign of life
-        self._waiting: dict[int, dict[int, Leg]] = {}  # slot -> id(leg) -> leg, in order of dispatch
+        self._computing: dict[int, dict[int, Leg]] = {}  # slot -> id(leg) -> leg that it computes, in order of dispatch
         self._last_first_token: dict[int, float] = {}
         self._peers: dict[str, dict[int, Sums]] = {}
         self._choices = 0
@@ -114,7 +114,6 @@ class Books:
         leg.fetched = float(fetched_tokens)
         leg.keys = keys
         legs.append(leg)
-        self._waiting.setdefault(slot, {})[id(leg)] = leg
         fleet.in_flight[slot] += 1
         fleet.awaiting[slot] += 1
         fleet.in_flight_tokens[slot] += leg.uncached
@@ -123,8 +122,11 @@ class Books:
         fleet.pending.add(slot, keys)
         self._choices += 1
         fleet.chosen_at[slot] = self._choices
-        if len(self._waiting[slot]) == 1:
-            self._show_oldest(slot)
+        if leg.computes:
+            computing = self._computing.setdefault(slot, {})
+            computing[id(leg)] = leg
+            if len(computing) == 1:
+                self._show_oldest(slot)
         self._heard(request_id, legs, now)
         self.counts.reserved += 1
 
@@ -140,22 +142,25 @@ class Books:
         legs = self._requests.get(request_id)
         done = [leg for leg in legs or () if leg.prefill_only]
         for leg in done:
-            self._last_first_token[leg.slot] = now
+            self._freed_at(leg, now)
             self._drop(leg)
         if legs is not None and done:
             legs[:] = [leg for leg in legs if not leg.prefill_only]
+            for leg in legs:
+                if leg.waiting and leg.fetched and leg.unseen:  # nobody will say when its first token comes
+                    self._decodes(leg, now)
             self._heard(request_id, legs, now)
         return bool(done)
 
     def taken_back(self, request_id: str, slot: int, cached_tokens: float, now: float) -> bool:
         """The prefill leg came to nothing: it ends, and `slot` computes what it does not hold of the prompt itself. False
-        where the request is not waiting there."""
+        where the request neither waits there nor was believed (of a reply that is not streamed) to have its prompt."""
         legs = self._requests.get(request_id, [])
         for leg in [leg for leg in legs if leg.prefill_only]:
             self._drop(leg)
             legs.remove(leg)
         for leg in legs:
-            if leg.slot == slot and leg.waiting:
+            if leg.slot == slot and (leg.waiting or leg.fetched):
                 held = min(float(cached_tokens), leg.cached + leg.uncached)
                 uncached = leg.cached + leg.uncached - held
                 self.reserve(
@@ -199,12 +204,13 @@ class Books:
                 return
 
     def computing(self) -> list[int]:
-        """Slots that have a request without a first token."""
-        return [slot for slot, legs in self._waiting.items() if legs]
+        """Slots that have the prompt of a request without a first token to compute."""
+        return [slot for slot, legs in self._computing.items() if legs]
 
     def oldest(self, slot: int) -> Leg | None:
-        """The longest waiting request without a first token; the engine works on it. Not to be changed."""
-        return next(iter(self._waiting.get(slot, {}).values()), None)
+        """The longest waiting request without a first token that the slot computes; the engine works on it. Not to be
+        changed."""
+        return next(iter(self._computing.get(slot, {}).values()), None)
 
     def alive(self, request_id: str, now: float) -> None:
         """Something was heard of the request (a chunk of a long answer): the idle timeout starts again."""
@@ -241,7 +247,7 @@ class Books:
             self.counts.unknown += 1
             return False
         for leg in legs:
-            if leg.waiting and leg is next(iter(self._waiting[leg.slot].values())):
+            if leg.waiting and leg is self.oldest(leg.slot):
                 # The engine worked on it and is free for the next one from here on, just as after a first token.
                 self._last_first_token[leg.slot] = now
             self._drop(leg)
@@ -312,8 +318,12 @@ class Books:
             for leg in self._requests.pop(request_id):
                 self._drop(leg)
 
+    def _freed_at(self, leg: Leg, now: float) -> None:
+        if leg.computes:
+            self._last_first_token[leg.slot] = now
+
     def _decodes(self, leg: Leg, now: float) -> None:
-        self._last_first_token[leg.slot] = now
+        self._freed_at(leg, now)
         self._stop_waiting(leg)
         self._fleet.decoding[leg.slot] += 1
         self._fleet.decode_tokens[leg.slot] += leg.cached + leg.uncached
@@ -326,13 +336,14 @@ class Books:
     def _stop_waiting(self, leg: Leg) -> None:
         fleet, slot = self._fleet, leg.slot
         leg.waiting = False
-        del self._waiting[slot][id(leg)]
         fleet.awaiting[slot] -= 1
         fleet.in_flight_tokens[slot] -= leg.uncached
         fleet.in_flight_square[slot] -= leg.square
         fleet.pending.remove(slot, leg.keys)
         leg.keys = ()
-        self._show_oldest(slot)
+        if leg.computes:
+            del self._computing[slot][id(leg)]
+            self._show_oldest(slot)
 
     def _drop(self, leg: Leg) -> None:
         fleet, slot = self._fleet, leg.slot
@@ -348,7 +359,7 @@ class Books:
     def _show_oldest(self, slot: int) -> None:
         """Put the longest waiting request into the columns; the engine works on it first."""
         fleet = self._fleet
-        oldest = next(iter(self._waiting[slot].values()), None)
+        oldest = self.oldest(slot)
         if oldest is None:
             fleet.oldest_tokens[slot] = fleet.oldest_left_tokens[slot] = 0.0
             fleet.oldest_square[slot] = fleet.oldest_left_square[slot] = 0.0
@@ -370,5 +381,5 @@ class Books:
                 self.counts.forgotten += 1
         for sums in self._peers.values():
             sums.pop(slot, None)
-        self._waiting.pop(slot, None)
+        self._computing.pop(slot, None)
         self._last_first_token.pop(slot, None)

@@ -72,7 +72,7 @@ class Fleet:
     """Sum of n * (h + n/2) over the same requests, h = cached tokens: what attention costs, in tokens squared."""
     oldest_tokens: Vector
     oldest_square: Vector
-    """n and n * (h + n/2) of the longest waiting request without a first token; 0 without one."""
+    """n and n * (h + n/2) of the longest waiting request that the slot computes, without a first token; 0 without one."""
     oldest_left_tokens: Vector
     oldest_left_square: Vector
     """The same of what is left of it, by the blocks that the engine has announced since; equal to the above until it has."""

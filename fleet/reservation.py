@@ -43,6 +43,11 @@ class Leg:
         self.unseen = False  # nothing of the reply is seen before its end
 
     @property
+    def computes(self) -> bool:
+        """Whether the slot computes the prompt: another one does what is fetched, and an encoder does none of it."""
+        return not self.fetched and (self.uncached > 0 or not self.prefill_only)
+
+    @property
     def room(self) -> float:
         """Tokens for which the slot needs cache that it does not use yet."""
         return self.uncached + self.fetched + self.expected

@@ -83,6 +83,24 @@ def test_a_prompt_that_is_fetched_needs_room_where_it_arrives_and_no_prefill(fle
     assert list(fleet.reserved_tokens[:2]) == [0, 0]
 
 
+def test_who_waits_for_another_endpoints_prefill_does_not_hide_what_its_own_computes(
+    fleet: Fleet, books: Books
+) -> None:
+    books.reserve("fetches", 0, 0, 400, 1.0, cached_tokens=1000, fetched_tokens=900)
+    books.reserve("fetches", 1, 1000, 1, 1.0, prefill_only=True)
+    books.reserve("encodes", 0, 0, 0, 1.0, prefill_only=True)
+    books.reserve("own", 0, 300, 400, 2.0)
+    assert (fleet.oldest_tokens[0], fleet.oldest_since[0]) == (300, 2.0)
+    assert books.computing() == [1, 0]
+    books.first_token("fetches", 3.0)  # says nothing of when the engine began with the other
+    books.first_token("encodes", 3.0)
+    assert (fleet.oldest_tokens[0], fleet.oldest_since[0]) == (300, 2.0)
+    for name in ("own", "fetches", "encodes"):
+        books.finish(name, 4.0)
+    assert set(totals(fleet).values()) == {0.0}
+    assert fleet.oldest_tokens[0] == fleet.oldest_left_tokens[0] == 0
+
+
 def test_a_prompt_that_could_not_be_fetched_is_computed_and_needs_the_same_room(fleet: Fleet, books: Books) -> None:
     books.reserve("a", 0, 0, 400, 1.0, cached_tokens=1000, fetched_tokens=900)
     books.reserve("a", 1, 1000, 1, 1.0, prefill_only=True)

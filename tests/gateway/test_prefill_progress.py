@@ -109,3 +109,27 @@ def test_progress_by_the_clock_asks_no_index() -> None:
     world.store(5)
     world.progress.tick(0.0)
     assert world.fleet.oldest_left_tokens[world.slot] == 165
+
+
+def test_a_decode_leg_that_fetches_its_prompt_computes_nothing_and_is_not_overdue() -> None:
+    world = World()
+    world.books.reserve("r", world.slot, 0, 400, 0.0, cached_tokens=1000, fetched_tokens=900, unseen=True, keys=KEYS)
+    prefill = world.fleet.add(Endpoint(name="b", address="10.0.0.2:8000"))
+    world.books.reserve("r", prefill, 900, 1, 0.0, cached_tokens=100, unseen=True, prefill_only=True)
+    world.progress.tick(0.005)
+    assert (world.fleet.awaiting[world.slot], world.fleet.decoding[world.slot]) == (1, 0)
+    assert world.books.taken_back("r", world.slot, 100.0, 0.01)
+    assert world.fleet.in_flight_tokens[[world.slot, prefill]].tolist() == [900, 0]
+
+
+def test_an_unseen_decode_leg_decodes_when_its_prefill_leg_is_over() -> None:
+    world = World()
+    prefill = world.fleet.add(Endpoint(name="b", address="10.0.0.2:8000"))
+    world.books.reserve("r", world.slot, 0, 400, 0.0, cached_tokens=1000, fetched_tokens=900, unseen=True)
+    world.books.reserve("r", prefill, 900, 1, 0.0, cached_tokens=100, unseen=True, prefill_only=True)
+    world.progress.tick(10.0)
+    assert (world.fleet.in_flight[prefill], world.fleet.awaiting[world.slot]) == (0, 0)
+    assert (world.fleet.decoding[world.slot], world.fleet.decode_tokens[world.slot]) == (1, 1000)
+    assert world.books.taken_back("r", world.slot, 100.0, 10.1)  # it had failed after all
+    assert (world.fleet.decoding[world.slot], world.fleet.decode_tokens[world.slot]) == (0, 0)
+    assert world.fleet.in_flight_tokens[world.slot] == 900
