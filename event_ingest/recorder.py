@@ -31,7 +31,7 @@ def record(
     With a replay address the engine's buffer is asked for first, and gaps are asked for as they show. Lines of both sockets
     carry the port of the events address. Raises AddressError for addresses that cannot be used.
     """
-    context: sockets.Context = zmq.Context()
+    context = sockets.context()
     stream = Stream(can_replay=replay is not None)
     port = sockets.port_of(events)
     written = 0
@@ -41,6 +41,7 @@ def record(
     subscription, monitor = sockets.subscription(context, events, topic)
     poller.register(subscription, zmq.POLLIN)
     poller.register(monitor, zmq.POLLIN)
+    links = sockets.Links(monitor)
 
     def carry_out(effects: list[Effect]) -> None:
         nonlocal question
@@ -84,9 +85,9 @@ def record(
                 break
             poller.poll(_POLL_MS)
             now = time.monotonic()
-            while (link := sockets.link_event(monitor)) is not None:
-                up_at = now + _SETTLING_S if link is sockets.Link.UP else None
-                if link is sockets.Link.DOWN:
+            while (link := links.next()) is not None:
+                up_at = now + _SETTLING_S if link is not sockets.Link.DOWN else None
+                if link is not sockets.Link.UP:
                     end_question()
                     carry_out(stream.disconnected(now))
             if up_at is not None and now >= up_at:

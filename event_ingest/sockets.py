@@ -4,12 +4,17 @@ Receive limits are off: a limit would make the engine drop messages without a wo
 """
 
 import enum
+import errno
+import time
 
 import zmq
 from zmq.utils.monitor import recv_monitor_message
 
 BIND = "bind:"
 _HEARTBEAT_MS = 2_000
+_BIND_TRIES = 50
+_BIND_AGAIN_S = 0.01
+_FAILED = zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_AUTH
 
 Context = zmq.Context[zmq.Socket[bytes]]
 Socket = zmq.Socket[bytes]
@@ -24,6 +29,43 @@ class Link(enum.Enum):
 
     UP = "up"
     DOWN = "down"
+    FEWER = "fewer"
+    """One of several publishers has gone: the one that we follow, or one that it has replaced."""
+
+
+class Links:
+    """The links of one subscription, by its monitor. A bound one may have several: a new engine comes before the old one's
+    link is known to be dead, and whoever tries the port connects and goes without ever having been a publisher."""
+
+    def __init__(self, monitor: Socket) -> None:
+        self._monitor = monitor
+        self._up = 0
+        self._failed = False  # the link that ends next never shook hands
+
+    def next(self) -> Link | None:
+        """The next change, None when there is none."""
+        while True:
+            try:
+                event = recv_monitor_message(self._monitor, zmq.NOBLOCK)["event"]
+            except zmq.Again:
+                return None
+            if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
+                self._up += 1
+                return Link.UP
+            if event & _FAILED:
+                self._failed = True
+            elif event == zmq.EVENT_DISCONNECTED:
+                failed, self._failed = self._failed, False
+                if not failed and self._up:
+                    self._up -= 1
+                    return Link.FEWER if self._up else Link.DOWN
+
+
+def context() -> Context:
+    """A context for as many sockets as ZMQ can have: by default it ends at 1023, which is 340 streams."""
+    made: Context = zmq.Context()
+    made.set(zmq.MAX_SOCKETS, made.get(zmq.SOCKET_LIMIT))
+    return made
 
 
 def port_of(address: str) -> int:
@@ -42,9 +84,10 @@ def for_rank(address: str, rank: int) -> str:
 
 def subscription(context: Context, address: str, topic: str = "") -> tuple[Socket, Socket]:
     """A SUB socket and its monitor. `bind:` addresses are bound, for engines whose publisher connects."""
-    socket = context.socket(zmq.SUB)
+    socket: Socket | None = None
     monitor: Socket | None = None
     try:
+        socket = context.socket(zmq.SUB)
         _prepare(socket)
         socket.setsockopt(zmq.SUBSCRIBE, topic.encode())
         # An engine whose machine or wire vanished says no goodbye. libzmq answers heartbeats in a thread of its own, so a
@@ -53,9 +96,9 @@ def subscription(context: Context, address: str, topic: str = "") -> tuple[Socke
         socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, 2 * _HEARTBEAT_MS)
         socket.setsockopt(zmq.RECONNECT_IVL, 200)
         socket.setsockopt(zmq.RECONNECT_IVL_MAX, 5_000)
-        monitor = socket.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED)
+        monitor = socket.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED | _FAILED)
         if address.startswith(BIND):
-            socket.bind(address.removeprefix(BIND))
+            _bind(socket, address.removeprefix(BIND))
         else:
             socket.connect(address)
     except zmq.ZMQError as error:
@@ -71,8 +114,9 @@ def question(context: Context, address: str, start: int) -> Socket:
 
     The empty frame stands for the delimiter that the engine's ROUTER insists on: without it there is never an answer.
     """
-    socket = context.socket(zmq.DEALER)
+    socket: Socket | None = None
     try:
+        socket = context.socket(zmq.DEALER)
         _prepare(socket)
         socket.connect(address)
         socket.send_multipart([b"", start.to_bytes(8, "big")], zmq.NOBLOCK)
@@ -90,21 +134,26 @@ def receive(socket: Socket) -> list[bytes] | None:
         return None
 
 
-def link_event(monitor: Socket) -> Link | None:
-    """The next change of a link, None when there is none."""
-    try:
-        event = recv_monitor_message(monitor, zmq.NOBLOCK)["event"]
-    except zmq.Again:
-        return None
-    return Link.DOWN if event == zmq.EVENT_DISCONNECTED else Link.UP
-
-
-def close(socket: Socket, monitor: Socket | None = None) -> None:
+def close(socket: Socket | None, monitor: Socket | None = None) -> None:
     """Close a socket (and its monitor) at once, whatever is queued."""
+    if socket is None:
+        return
     if monitor is not None:
         socket.disable_monitor()
         monitor.close(linger=0)
     socket.close(linger=0)
+
+
+def _bind(socket: Socket, address: str) -> None:
+    """Bind, also to an address that a socket of ours has just left: ZMQ gives it back a moment after the close."""
+    for left in reversed(range(_BIND_TRIES)):
+        try:
+            socket.bind(address)
+            return
+        except zmq.ZMQError as error:
+            if error.errno != errno.EADDRINUSE or not left:
+                raise
+            time.sleep(_BIND_AGAIN_S)
 
 
 def _prepare(socket: Socket) -> None:

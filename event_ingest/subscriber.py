@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from functools import partial
 from typing import TypeAlias
 
 import zmq
@@ -39,6 +40,7 @@ class _Stream:
         self.endpoint = endpoint
         self.path = path
         self.events, self.monitor = sockets.subscription(context, endpoint.events, endpoint.topic)
+        self.links = sockets.Links(self.monitor)
         self.replay: sockets.Socket | None = None
         self.up_at: float | None = None
 
@@ -60,7 +62,7 @@ class Subscriber:
         self._wake, self._woken = socket.socketpair()
         self._wake.setblocking(False)
         self._woken.setblocking(False)
-        self._context: sockets.Context = zmq.Context()
+        self._context = sockets.context()
         self._poller = zmq.Poller()
         self._streams: dict[str, _Stream] = {}
         self._owners: dict[sockets.Socket, _Stream] = {}
@@ -153,9 +155,9 @@ class Subscriber:
             for stream in list(self._streams.values()):
                 if stream.up_at is not None and now >= stream.up_at:
                     stream.up_at = None
-                    self._handle(stream, stream.path.connected(now))
+                    self._carry_out(stream, partial(stream.path.connected, now))
                 if now - last_tick >= _TICK_S:
-                    self._handle(stream, stream.path.tick(now))
+                    self._carry_out(stream, partial(stream.path.tick, now))
             if now - last_tick >= _TICK_S:
                 last_tick = now
         for stream in list(self._streams.values()):
@@ -204,14 +206,12 @@ class Subscriber:
     def _receive(self, stream: _Stream, source: sockets.Socket) -> None:
         now = time.monotonic()
         if source is stream.monitor:
-            while (link := sockets.link_event(source)) is not None:
-                if link is sockets.Link.UP:
-                    stream.up_at = now + _SETTLING_S
-                else:
-                    stream.up_at = None
+            while (link := stream.links.next()) is not None:
+                if link is not sockets.Link.UP:
                     self._end_question(stream)
-                    self._handle(stream, stream.path.disconnected(now))
-                log.info("link_%s stream=%s", link.value, stream.path.name)
+                    self._carry_out(stream, partial(stream.path.disconnected, now))
+                stream.up_at = now + _SETTLING_S if link is not sockets.Link.DOWN else None
+                log.info("link_changed stream=%s link=%s", stream.path.name, link.value)
             return
         for _ in range(_AT_ONCE):
             frames = sockets.receive(source)
@@ -224,13 +224,19 @@ class Subscriber:
                     if len(frames) > 1 and frames[-2] == END_MARKER:
                         self._end_question(stream)
                     outcomes = stream.path.feed_replay(frames, now)
+                self._handle(stream, outcomes)
             except Exception:  # a fault of ours must not silence all other streams
                 self.errors += 1
                 log.exception("message_failed stream=%s frames=%s", stream.path.name, [len(f) for f in frames])
-                continue
-            self._handle(stream, outcomes)
             if source is not stream.events and source is not stream.replay:
                 return  # answered, or replaced by a newer question
+
+    def _carry_out(self, stream: _Stream, action: Callable[[], Sequence[Outcome]]) -> None:
+        try:
+            self._handle(stream, action())
+        except Exception:  # as above
+            self.errors += 1
+            log.exception("stream_failed stream=%s", stream.path.name)
 
     def _handle(self, stream: _Stream, outcomes: Sequence[Outcome]) -> None:
         for outcome in outcomes:

@@ -1,5 +1,6 @@
 """Real ZMQ on loopback: a publisher like an engine's, the subscriber thread and the recorder."""
 
+import errno
 import io
 import selectors
 import socket
@@ -22,6 +23,7 @@ from event_ingest.subscriber import Subscriber
 from fleet.endpoint import Endpoint
 from indexer.block_key import block_keys, root_key
 from indexer.index import Index
+from indexer.trust import Trust
 
 BLOCK = 4
 LIMITS = Limits(answer_timeout_s=1.0, probe_idle_s=2.0)
@@ -293,6 +295,99 @@ def test_engines_whose_publisher_connects_are_heard(
     eventually(lambda: path.trust.state == "exact")
     engines[0].store(PROMPTS[0])
     eventually(lambda: matched(index, PROMPTS[0]) == 8)
+
+
+def test_who_tries_a_bound_port_and_goes_is_no_broken_link(
+    free_port: Callable[[], int], subscriber: Subscriber, engines: list[Engine]
+) -> None:
+    index, port = Index(), free_port()
+    path = listen(subscriber, f"bind:tcp://127.0.0.1:{port}", None, index)
+    engines.append(Engine(f"tcp://127.0.0.1:{port}", None, connects=True))
+    eventually(lambda: str(path.trust) == "degraded(no_replay)")
+    time.sleep(0.2)  # connected at both ends
+    engines[0].store(PROMPTS[0])
+    eventually(lambda: matched(index, PROMPTS[0]) == 8 and path.trust.state == "exact")
+    socket.create_connection(("127.0.0.1", port)).close()
+    with socket.create_connection(("127.0.0.1", port)) as stranger:
+        stranger.sendall(b"GET / HTTP/1.0\r\n\r\n")
+    time.sleep(0.3)
+    assert path.trust.state == "exact"
+
+
+def test_where_one_of_two_publishers_of_a_bound_address_goes_the_other_is_asked_and_heard_on(
+    addresses: tuple[str, str], subscriber: Subscriber, engines: list[Engine]
+) -> None:
+    index = Index()
+    path = listen(subscriber, "bind:" + addresses[0], addresses[1], index)
+    old = Engine(*addresses, connects=True)
+    old.store(PROMPTS[0])
+    eventually(lambda: matched(index, PROMPTS[0]) == 8 and path.trust.state == "exact")
+    new = Engine(addresses[0], None, connects=True)  # its replay address is still the old one's
+    eventually(lambda: path.stream.counters.questions > 1 and path.trust.state == "exact")
+    questions = path.stream.counters.questions
+    new.stop()
+    engines.append(old)
+    eventually(lambda: path.stream.counters.questions > questions and path.trust.state == "exact")
+    old.store(PROMPTS[1])
+    eventually(lambda: matched(index, PROMPTS[1]) == 8)
+
+
+def test_a_bound_address_can_be_bound_again_at_once(free_port: Callable[[], int], subscriber: Subscriber) -> None:
+    index, address = Index(), f"bind:tcp://127.0.0.1:{free_port()}"
+    for _ in range(30):
+        listen(subscriber, address, None, index)
+    assert len(subscriber.paths()) == 1
+
+
+def test_there_may_be_more_streams_than_zmq_allows_sockets_by_default(subscriber: Subscriber) -> None:
+    index = Index()
+    added = []
+    for slot in range(400):  # three sockets each
+        path = EventPath(index, slot, name=f"e{slot}", model="m", can_replay=False)
+        endpoint = Endpoint(name="e", address="127.0.0.1:1", events=f"ipc:///nowhere/{slot}")
+        added.append(subscriber.add(endpoint, path))
+    for future in added:
+        future.result(30)
+    assert len(subscriber.paths()) == 400
+
+
+def test_a_question_for_which_there_is_no_socket_left_costs_one_answer_and_no_thread(
+    addresses: tuple[str, str], subscriber: Subscriber, engines: list[Engine], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engines.append(Engine(*addresses))
+    engines[0].store(PROMPTS[0])
+    index, real = Index(), zmq.Context.socket
+
+    def full(self: object, kind: int) -> object:
+        if kind == zmq.DEALER:
+            raise zmq.ZMQError(errno.EMFILE)
+        return real(self, kind)  # type: ignore[arg-type]
+
+    with monkeypatch.context() as patched:
+        patched.setattr(zmq.Context, "socket", full)
+        path = listen(subscriber, *addresses, index)
+        eventually(lambda: path.stream.counters.questions)
+        time.sleep(0.3)
+    assert not subscriber.died
+    eventually(lambda: matched(index, PROMPTS[0]) == 8 and path.trust.state == "exact")
+
+
+def test_a_listener_that_fails_costs_no_stream(addresses: tuple[str, str], engines: list[Engine]) -> None:
+    def fails(path: EventPath, trust: Trust) -> None:
+        raise RuntimeError(path.name)
+
+    subscriber = Subscriber(on_trust=fails)
+    subscriber.start()
+    try:
+        engines.append(Engine(*addresses))
+        engines[0].store(PROMPTS[0])
+        index = Index()
+        listen(subscriber, *addresses, index)
+        eventually(lambda: matched(index, PROMPTS[0]) == 8)
+        assert subscriber.errors > 0
+        assert not subscriber.died
+    finally:
+        subscriber.stop()
 
 
 def test_a_buffer_of_ten_thousand_batches_arrives_complete(
