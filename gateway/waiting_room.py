@@ -107,7 +107,13 @@ class WaitingRoom:
         self._queue = queue
         for guest in guests:
             guest.waiting = None
-            self._enter(guest, guest.look())
+            if guest.done.done():  # cancelled, and its decide has not run since
+                continue
+            try:
+                self._enter(guest, guest.look())
+            except Exception as error:  # noqa: BLE001 - it is this request's own, and its decide raises it
+                self._leave(guest)
+                guest.done.set_exception(error)
         if guests:
             self._scan()
 
@@ -127,7 +133,7 @@ class WaitingRoom:
             outcome = "sent" if isinstance(decided, Decided) else decided.reason or str(decided.status)
             return decided
         except asyncio.CancelledError:
-            if guest.done.done() and not guest.done.cancelled():
+            if guest.done.done() and not guest.done.cancelled() and guest.done.exception() is None:
                 _take_back(guest.done.result())
             raise
         finally:

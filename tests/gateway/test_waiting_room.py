@@ -344,3 +344,41 @@ async def test_it_goes_where_its_prefix_is_when_it_leaves_not_when_it_came() -> 
         answer = await request
     assert isinstance(answer, Decided)
     assert world.fleet.slot_of(answer.destination[0]) == free
+
+
+async def test_a_client_that_goes_away_in_the_moment_of_a_reload_leaves_nothing_behind() -> None:
+    world = World()
+    await world.occupied()
+    gone, other = world.ask("gone"), world.ask("other")
+    await world.waiting(2)
+    gone.cancel()  # its future is cancelled, and its decide has not run since
+    world.room.use(None)
+    async with asyncio.timeout(1):
+        assert isinstance(await other, Decided)
+    with contextlib.suppress(asyncio.CancelledError):
+        await gone
+    assert "gone" not in world.books
+    assert world.waits("cancelled") == 1
+
+
+@pytest.mark.parametrize("queue", [True, False])
+async def test_a_request_that_fails_in_a_reload_fails_alone(queue: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World()
+    running = await world.occupied()
+    broken, other = world.ask("broken"), world.ask("other")
+    await world.waiting(2)
+    schedule = world.path.scheduler.schedule
+
+    def failing(request: Any, *rest: Any, **more: Any) -> Any:
+        if request.id == "broken":
+            raise RuntimeError("a handler of somebody else's")
+        return schedule(request, *rest, **more)
+
+    monkeypatch.setattr(world.path.scheduler, "schedule", failing)
+    world.room.use(world.config.work_queue(world.fleet) if queue else None)
+    with pytest.raises(RuntimeError):
+        await broken
+    first_token(running)
+    async with asyncio.timeout(1):
+        assert isinstance(await other, Decided)
+    assert "broken" not in world.books
