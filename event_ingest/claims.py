@@ -20,6 +20,8 @@ class Claims:
     """The claims of one stream. Masks are bits of tiers: what a block, or all blocks under a key, are present in."""
 
     def __init__(self) -> None:
+        self.held = 0
+        """Keys held in any tier; those of groups without a chain of their own are not counted."""
         self.holes = 0
         """Held keys whose parent is not held."""
         self._group_keys: dict[int, int] = {}  # keys of groups that have no chain of their own -> claims
@@ -34,11 +36,11 @@ class Claims:
             tier = new.bit_length() - 1
             key.claims = 1 << tier * _BITS
             self._changes.note(key.key, tier, held=True)
-            self._count_holes(key, 1)
+            self._count_held(key, 1)
             return
         key.claims = self._changed(key.key, key.claims, old, new)
         if (key.claims != 0) != was_held:
-            self._count_holes(key, -1 if was_held else 1)
+            self._count_held(key, -1 if was_held else 1)
 
     def change_group_key(self, key: int, old: int, new: int) -> None:
         """The same for a key that has no parent: `indexer.hybrid.group_key`."""
@@ -65,6 +67,7 @@ class Claims:
         held = (*(key.key for key in keys if key.claims), *self._group_keys)
         self._group_keys.clear()
         self._changes = Changes()
+        self.held = 0
         self.holes, self._holed = 0, False
         was_dense, self._dense = self._dense, True
         return [Clear(held)] if was_dense else [Clear(held), Dense(True)]
@@ -80,7 +83,8 @@ class Claims:
             claims += 1 << tier * _BITS
         return claims
 
-    def _count_holes(self, key: Key, step: int) -> None:
+    def _count_held(self, key: Key, step: int) -> None:
+        self.held += step
         parent = key.parent
         if parent is not None:
             parent.held_children += step

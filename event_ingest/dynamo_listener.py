@@ -142,7 +142,7 @@ class DynamoListener:
             elsewhere=self._elsewhere,
             workers=len(self._paths),
             strangers=dict(self._strangers),
-            skipped={str(reason): count for reason, count in self._events.skipped.items()},
+            skipped={str(reason): count for reason, count in dict(self._events.skipped).items()},
             alarm=self.alarm(now),
         )
 

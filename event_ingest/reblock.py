@@ -91,7 +91,7 @@ class Reblocker:
     @property
     def held_keys(self) -> int:
         """Router keys held in any tier."""
-        return sum(1 for key in self._keys().values() if key.claims)
+        return self._claims.held
 
     @property
     def blocks(self) -> int:

@@ -252,7 +252,7 @@ class EventStreams:
             reason=str(trust.reason),
             detail=trust.detail,
             events=dict(path.events),
-            skipped={str(reason): count for reason, count in path.skipped.items()},
+            skipped={str(reason): count for reason, count in dict(path.skipped).items()},
             gaps=counters.gaps,
             replays=counters.questions,
             sequence=(stream.next_seq or 0) - 1,

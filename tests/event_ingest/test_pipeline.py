@@ -1,5 +1,6 @@
 """One stream from frames to index entries and trust."""
 
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -212,3 +213,23 @@ def test_blocks_that_were_evicted_between_a_decision_and_its_prefill_are_no_faul
     for _ in range(8):
         path.observe(KEYS, 17, 16, 8, 6.0, 5.5)  # decided after it: these blocks should not have been counted
     assert str(path.trust) == "degraded(overpredicted)"
+
+
+def test_the_numbers_of_a_stream_may_be_read_while_another_thread_feeds_it() -> None:
+    path, stop = path_on(Index()), threading.Event()
+
+    def feed() -> None:
+        for seq in range(100_000):
+            if stop.is_set():
+                return
+            path.feed(frames(seq, stored([seq, *range(79)], seq * 20 + 1)), 1.0)
+
+    thread = threading.Thread(target=feed)
+    thread.start()
+    try:
+        while path.stream.counters.applied < 2000:  # a walk over 40,000 keys would be interrupted
+            path.counters()
+    finally:
+        stop.set()
+        thread.join()
+    assert path.counters()["keys"] == path.stream.counters.applied * 20
