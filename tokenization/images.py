@@ -2,11 +2,12 @@
 
 The rule is vLLM 0.32's (`multimodal/hasher.py`, `processing/inputs.py`, `media/connector.py`, `media/image.py`):
 
-- A `uuid` that the client gives with the image is the name as it is. Else it is the digest (`--mm-hasher-algorithm`, BLAKE3
-  unless told otherwise; no environment variable changes it) of a framed record: the image's *encoded bytes* as they came
-  (not its pixels), and the model as the engine was started with it (`--model`, after Hugging Face's offline mode has
-  replaced it by a path). Where the decoded image is not RGB the engine converts it, and what it converts to (mode, background of
-  transparent pixels) goes into the record too.
+- A `uuid` that the client gives with the image is the name as it is, and the first image under it decides over the tokens of all
+  later ones, which may come without data (while the engine remembers it: 4 GiB unless told otherwise).
+- Else the name is the digest (`--mm-hasher-algorithm`, BLAKE3 unless told otherwise; no environment variable changes it) of a
+  framed record: the image's *encoded bytes* as they came (not its pixels), and the model as the engine was started with it
+  (`--model`, after Hugging Face's offline mode has replaced it by a path). Where the decoded image is not RGB the engine
+  converts it, and what it converts to (mode, background of transparent pixels) goes into the record too.
 - `mm_processor_kwargs` and `media_io_kwargs` of the request, and `--media-io-kwargs`, would go into the record, and into the
   name beside a `uuid`. The first two change the number of tokens as well. Requests with them are left to the engine.
 - The size that decides over the number of tokens is the decoded image's, after EXIF or XMP orientation was applied.
@@ -98,14 +99,14 @@ class ImageReader:
         """known, read, unreadable: images, since start."""
 
     def place(self, url: str | None, uuid: str | None, engine_model: str | None) -> Placed | Unreadable:
-        """What the engine that was started with `--model engine_model` makes of an image: the one at a `data:` URL, or the one
-        that came with this `uuid` before (engines remember those, too). Raises `TokenizationError` (400) for what the engine
-        refuses."""
-        if url is None or url[:5].lower() != "data:":
-            if uuid is not None and (named := self._recall((b"", uuid))) is not None:
-                return named
-            if url is None:
-                return Unreadable("media", "an image without data, whose uuid has not been seen")
+        """What the engine that was started with `--model engine_model` makes of an image. Raises `TokenizationError` (400) for
+        what the engine refuses."""
+        # An engine, too, goes by the first image that came under a name, whatever comes later or is left out.
+        if uuid is not None and (named := self._recall((b"", uuid))) is not None:
+            return named
+        if url is None:
+            return Unreadable("media", "an image without data, whose uuid has not been seen")
+        if url[:5].lower() != "data:":
             return Unreadable("image_url", "the image is behind a URL that the router does not fetch")
         if engine_model is None and uuid is None:
             return Unreadable("image_model", "no engine has said what --model it was started with")

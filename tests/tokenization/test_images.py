@@ -134,6 +134,8 @@ def test_an_image_without_data_is_the_one_that_came_with_its_uuid() -> None:
     for url in (None, "https://example.com/a.png"):
         assert mine.place(url, "box", MODEL) == Placed("box", 6)
     assert isinstance(mine.place(None, "another", MODEL), Unreadable)
+    assert mine.place(URLS["gif"], "box", MODEL) == Placed("box", 6), "the first one decides"
+    assert mine.place(URLS["png 1920x1080"], "box", MODEL) == Placed("box", 6)
 
 
 def test_the_engines_model_is_part_of_the_name() -> None:
