@@ -7,6 +7,7 @@ seconds), "quantity" on an int (text such as "10Gi"), "path" on a str (relative 
 directory, or the name of a model in the local Hugging Face cache).
 """
 
+import math
 import os
 import re
 import types
@@ -28,6 +29,10 @@ ModelDirectory: TypeAlias = Annotated[str, msgspec.Meta(extra={"format": "model"
 """A directory with a tokenizer as `Path`, or a model's name such as `Qwen/Qwen3-8B` where the local Hugging Face cache has it."""
 
 T = TypeVar("T")
+
+LARGEST = 2**63 - 1
+"""Of a number, as in Go; columns of numbers here hold no larger ones either."""
+TOO_LARGE = "expected a number of at most 64 bits"
 
 _DURATION_UNITS = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
 _QUANTITY_UNITS = {
@@ -59,7 +64,8 @@ def amount(value: str | int | float) -> int:
     found = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)(Ki|Mi|Gi|Ti|[kMGT]|)B?", str(value))
     if isinstance(value, bool) or not found:
         raise ValueError(f"expected a quantity such as '10Gi', '5k' or 5000, got {value!r}")
-    return int(float(found[1]) * _QUANTITY_UNITS[found[2]])
+    number, unit = found[1], _QUANTITY_UNITS[found[2]]
+    return int(float(number) * unit) if "." in number else int(number) * unit
 
 
 class Decoder:
@@ -179,7 +185,9 @@ class Decoder:
             if form == "duration":
                 if not isinstance(value, str):
                     raise ValueError(f"expected a duration such as '200ms' or '5s', got {_describe(value)}")
-                value = seconds(value)
+                value, text = seconds(value), value
+                if value < 0:
+                    raise ValueError(f"expected a duration that is not negative, got {text!r}")
             elif form == "quantity":
                 value = amount(value)
             elif form == "path" and isinstance(value, str):
@@ -188,6 +196,8 @@ class Decoder:
                 value = self._model_directory(value)
         except ValueError as error:
             return self.report(at, str(error))
+        except OverflowError:
+            return self.report(at, TOO_LARGE)
         return self._leaf(value, whole, at)
 
     def _model_directory(self, name: str) -> str:
@@ -201,7 +211,12 @@ class Decoder:
 
     def _leaf(self, value: Any, kind: Any, at: At, *, lax: bool = False) -> Any:
         try:
-            return msgspec.convert(value, kind, strict=not lax)
+            decoded = msgspec.convert(value, kind, strict=not lax)
+            if isinstance(decoded, float) and not math.isfinite(decoded):
+                return self.report(at, f"expected a finite number, got {decoded}")
+            if isinstance(decoded, int) and not -LARGEST <= decoded <= LARGEST:
+                return self.report(at, TOO_LARGE)
+            return decoded
         except msgspec.ValidationError as error:
             message, _, inside = str(error).partition(" - at `$")
             message = message.replace("`", "")

@@ -197,7 +197,7 @@ class Handoff(Section, frozen=True, kw_only=True):
     """Who sends the prefill leg: a routing sidecar at the decode endpoint, told by a header, or this gateway."""
     connector: Literal["nixl", "sglang"] = "nixl"
     """The gateway's protocol with the engines; a sidecar is told its own."""
-    timeout: Duration = 20.0
+    timeout: Annotated[Duration, msgspec.Meta(gt=0)] = 20.0
     """How long the gateway waits for a prefill leg before the decode endpoint computes the prompt itself."""
     bootstrap_port: Port = 8998
     """Of SGLang's prefill engines; an endpoint's label `bootstrap-port` overrides it."""
@@ -236,7 +236,7 @@ class Settings(Section, frozen=True, kw_only=True):
     tracing: Tracing = Tracing()
     drain_timeout: Duration = 30.0
     """After SIGTERM: seconds to finish what runs."""
-    decide_timeout: Duration = 0.4
+    decide_timeout: Annotated[Duration, msgspec.Meta(gt=0)] = 0.4
     """A decision that takes longer is made by load alone."""
     objectives: dict[str, int] = {}
     """Priorities by the objective that a request names (x-llm-d-inference-objective); 0 for any other, negative = shed first."""

@@ -1,6 +1,5 @@
 """The `plugins:` list as instances: types looked up, parameters decoded, references between plugins resolved."""
 
-import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TypeVar
@@ -171,10 +170,6 @@ class Plugins:
                 if field.name.endswith(suffix):
                     value = getattr(instance.parameters, field.name) or ""
                     yield name, (*self.at[name], "parameters", field.encode_name), value
-
-
-def finite(weight: float | None) -> bool:
-    return weight is None or math.isfinite(weight)
 
 
 def _place(at: At) -> str:

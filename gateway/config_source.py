@@ -2,7 +2,8 @@
 
 `read` turns a document into dicts, lists and scalars and keeps, for every path in it, the line and column it came from, so
 that a problem found much later can still point at its line. The scalars follow YAML's core schema (as JSON and Go read
-them): `on`, `yes`, dates and 1:30 are strings, `1e8` is a number. A key that occurs twice in one mapping is an error.
+them): `on`, `yes`, dates and 1:30 are strings, `1e8` is a number. A key that occurs twice in one mapping is an error. Aliases
+and merge keys (`<<: *name`) work as they do in Go.
 """
 
 import difflib
@@ -145,10 +146,7 @@ class _Walk:
 
     def value(self, node: yaml.Node, at: At) -> Any:
         self.places.setdefault(at, (node.start_mark.line + 1, node.start_mark.column + 1))
-        self._nodes += 1
-        if self._nodes > MAX_NODES or id(node) in self._open:
-            why = "refers to itself" if id(node) in self._open else f"expands to more than {MAX_NODES} values"
-            raise ConfigError([self._problem(node, at, f"an alias here {why}")])
+        self._count(node, at)
         if isinstance(node, yaml.ScalarNode):
             return self._scalar(node, at)
         self._open.add(id(node))
@@ -159,10 +157,20 @@ class _Walk:
         finally:
             self._open.discard(id(node))
 
+    def _count(self, node: yaml.Node, at: At) -> None:
+        self._nodes += 1
+        if self._nodes > MAX_NODES or id(node) in self._open:
+            why = "refers to itself" if id(node) in self._open else f"expands to more than {MAX_NODES} values"
+            raise ConfigError([self._problem(node, at, f"an alias here {why}")])
+
     def _mapping(self, node: yaml.Node, at: At) -> dict[str, Any]:
         seen: dict[str, int] = {}
         result: dict[str, Any] = {}
+        merged: list[yaml.Node] = []
         for key_node, value_node in node.value:
+            if _merges(key_node):
+                merged += value_node.value if isinstance(value_node, yaml.SequenceNode) else [value_node]
+                continue
             if not isinstance(key_node, yaml.ScalarNode):
                 self.problems.append(self._problem(key_node, at, "a key must be plain text"))
                 continue
@@ -174,30 +182,53 @@ class _Walk:
             seen[key] = line
             self.places[here] = (line, key_node.start_mark.column + 1)
             result[key] = self.value(value_node, here)
+        for other in merged:
+            self._merge(other, result, at)
         return result
 
+    def _merge(self, node: yaml.Node, result: dict[str, Any], at: At) -> None:
+        """Add what a mapping has and `result` has not."""
+        self._count(node, at)
+        if not isinstance(node, yaml.MappingNode):
+            self.problems.append(self._problem(node, at, "'<<' must be followed by a mapping or a list of mappings"))
+            return
+        self._open.add(id(node))
+        try:
+            for key, value in self._mapping(node, at).items():
+                result.setdefault(key, value)
+        finally:
+            self._open.discard(id(node))
+
     def _scalar(self, node: yaml.ScalarNode, at: At) -> Any:
-        kind, text = node.tag.rpartition(":")[2], node.value
-        match kind:
-            case "str":
-                return text
-            case "null":
-                return None
-            case "bool":
-                return text.lower() == "true"
-            case "int":
-                digits = text.lstrip("+-0") or "0"
-                return int(text, 0) if text[:2] in ("0o", "0x") else int(digits) * (-1 if text[0] == "-" else 1)
-            case "float":
-                return float(
-                    text.replace(".inf", "inf")
-                    .replace(".Inf", "inf")
-                    .replace(".INF", "inf")
-                    .lower()
-                    .replace(".nan", "nan")
-                )
-        self.problems.append(self._problem(node, at, f"the tag {node.tag!r} is not known; write a plain value"))
+        kind, text = node.tag.removeprefix("tag:yaml.org,2002:"), node.value
+        try:
+            match kind:
+                case "str":
+                    return text
+                case "null":
+                    return None
+                case "bool":
+                    return {"true": True, "false": False}[text.lower()]
+                case "int":
+                    digits = text.lstrip("+-0") or "0"
+                    return int(text, 0) if text[:2] in ("0o", "0x") else int(digits) * (-1 if text[0] == "-" else 1)
+                case "float":
+                    return float(
+                        text.replace(".inf", "inf")
+                        .replace(".Inf", "inf")
+                        .replace(".INF", "inf")
+                        .lower()
+                        .replace(".nan", "nan")
+                    )
+            message = f"the tag {node.tag!r} is not known; write a plain value"
+        except (ValueError, LookupError):  # what an explicit tag promises, or a number of thousands of digits
+            message = f"{text[:40]!r} cannot be read as {kind}"
+        self.problems.append(self._problem(node, at, message))
         return None
 
     def _problem(self, node: yaml.Node, at: At, message: str) -> Problem:
         return Problem(self.file, at, message, node.start_mark.line + 1, node.start_mark.column + 1)
+
+
+def _merges(key: yaml.Node) -> bool:
+    return isinstance(key, yaml.ScalarNode) and key.value == "<<" and key.style is None

@@ -6,7 +6,7 @@ from typing import Any
 from fleet.plugin import Decider, Discovery, Filter, Picker, Plugin, Producer, ProfileHandler, Scorer
 from gateway.burst_producer import BurstPrefixCacheProducer
 from gateway.config_document import Document, ProfileEntry, Ref, WeightedRef
-from gateway.config_plugins import Plugins, finite
+from gateway.config_plugins import Plugins
 from gateway.config_source import At
 from gateway.cycle import Profile
 from gateway.data_layer_config import (
@@ -77,8 +77,6 @@ def _profile(entry: ProfileEntry, plugins: Plugins, at: At) -> Profile:
             message = f"{ref.plugin_ref!r} is of type {found.type!r}, which is not a filter, scorer or picker"
             plugins.decoder.report((*here, "pluginRef"), message)
             continue
-        if not finite(ref.weight):
-            plugins.decoder.report((*here, "weight"), f"expected a finite number, got {ref.weight}")
         if ref.weight is not None and not isinstance(found, Scorer):
             plugins.warn((*here, "weight"), f"has no effect: {ref.plugin_ref!r} is not a scorer")
         if isinstance(found, Filter):

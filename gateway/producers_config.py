@@ -28,8 +28,8 @@ class Estimate(plugin.Parameters, frozen=True, kw_only=True):
 
 class Render(plugin.Parameters, frozen=True, kw_only=True):
     url: Annotated[str, Meta(description="Base URL of an engine or render server.")] = "http://localhost:8000"
-    timeout: Annotated[Duration, Meta(description="For text.")] = 5.0
-    mm_timeout: Annotated[Duration, Meta(description="For requests with images, audio or video.")] = 30.0
+    timeout: Annotated[Duration, Meta(gt=0, description="For text.")] = 5.0
+    mm_timeout: Annotated[Duration, Meta(gt=0, description="For requests with images, audio or video.")] = 30.0
 
 
 class Local(plugin.Parameters, frozen=True, kw_only=True):

@@ -140,6 +140,8 @@ def test_a_type_that_is_also_spelt_right_is_checked_as_ever() -> None:
          "- {name: a, plugins: [{pluginRef: queue-scorer, weight: .inf}]}\n",
          "expected a finite number"),
         ("plugins: []\ndataLayer: {peerDiscovery: {pluginRef: x}}\n", "routers share nothing yet"),
+        ("plugins: []\nwarmroute: {handoff: {timeout: 0s}}\n", "handoff.timeout: expected float > 0.0"),
+        ("plugins: []\nwarmroute: {decideTimeout: 0s}\n", "decideTimeout: expected float > 0.0"),
         ("plugins: [{type: token-producer, parameters: {local: {path: nowhere}}}]\n", "no directory nowhere"),
         ("plugins: [{type: token-producer, parameters: {modelName: m, vllm: {}, estimate: {}}}]\n", "more than one backend"),
         ("plugins: [{type: token-producer, parameters: {vllm: {}}}]\n", "the vllm backend needs modelName"),

@@ -121,3 +121,38 @@ def test_quantities_multiply(number: int, unit: str) -> None:
 def test_what_is_no_quantity_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="expected a quantity"):
         amount(text)
+
+
+class Numbers(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    share: float = 0.5
+    shares: dict[str, float] = {}
+    points: tuple[float, ...] = ()
+    count: int = 1
+    size: Quantity = 1
+    wait: Duration = 1.0
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("share: .nan", "share: expected a finite number, got nan"),
+        ("share: 1e999", "share: expected a finite number, got inf"),
+        ("shares: {a: -.inf}", "shares.a: expected a finite number, got -inf"),
+        ("points: [1, .inf]", "points[1]: expected a finite number, got inf"),
+        (f"count: {2**63}", "count: expected a number of at most 64 bits"),
+        (f"size: {'9' * 400}", "size: expected a number of at most 64 bits"),
+        (f"size: '{'9' * 400}.5'", "size: expected a number of at most 64 bits"),
+        ("size: 9999999Ti", "size: expected a number of at most 64 bits"),
+        (f"wait: {'9' * 400}s", "wait: expected a finite number, got inf"),
+        ("wait: -5s", "wait: expected a duration that is not negative, got '-5s'"),
+    ],
+)
+def test_numbers_that_nothing_can_be_done_with_are_refused(text: str, message: str) -> None:
+    source = read(text, "a.yaml")
+    decoder = Decoder(source)
+    assert decoder.decode(source.value, Numbers, ()) is None
+    assert [str(problem) for problem in decoder.problems] == [f"a.yaml:1: {message}"]
+
+
+def test_large_quantities_are_exact() -> None:
+    assert amount("9007199254740993") == 2**53 + 1

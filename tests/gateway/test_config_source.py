@@ -81,3 +81,31 @@ def test_the_nearest_name_is_suggested_whatever_its_case() -> None:
 
 def test_a_problem_without_a_place_shows_the_file_alone() -> None:
     assert str(Problem("a.yaml", (), "is empty")) == "a.yaml: is empty"
+
+
+@pytest.mark.parametrize("text", ["!!int foo", "!!float foo", "!!bool 1", "9" * 5000, "-" + "9" * 5000, "!own:int 5"])
+def test_a_scalar_that_is_not_what_it_is_said_to_be_is_a_problem_on_its_line(text: str) -> None:
+    with pytest.raises(ConfigError, match=r"a.yaml:2: b: .*(cannot be read as|is not known)"):
+        read(f"a: 1\nb: {text}\n", "a.yaml")
+
+
+def test_merge_keys_fill_in_what_a_mapping_does_not_say() -> None:
+    text = "- &a {x: 1, y: 2}\n- &b {<<: *a, y: 3, z: 4}\n- {w: 5, <<: [*b, {x: 6, v: 7}]}\n- {'<<': 1}\n"
+    source = read(text, "a.yaml")
+    assert source.value[1:] == [
+        {"y": 3, "z": 4, "x": 1},
+        {"w": 5, "y": 3, "z": 4, "x": 1, "v": 7},
+        {"<<": 1},
+    ]
+
+
+@pytest.mark.parametrize("text", ["a: {<<: 1}", "a: {<<: [1]}", "a: &a {<<: *a}", "a: &a {<<: [*a]}"])
+def test_what_cannot_be_merged_is_said(text: str) -> None:
+    with pytest.raises(ConfigError, match=r"must be followed by a mapping|refers to itself"):
+        read(text, "a.yaml")
+
+
+def test_merges_that_double_end() -> None:
+    lines = ["- &m0 {x: 1}", *(f"- &m{n} {{<<: [*m{n - 1}, *m{n - 1}]}}" for n in range(1, 40))]
+    with pytest.raises(ConfigError, match="expands to more than"):
+        read("\n".join(lines), "a.yaml")
