@@ -293,7 +293,7 @@ Build = Callable[..., Awaitable[World]]
 @pytest.fixture
 async def build(fleet: Any, tokenizer: LocalTokenizer, writer: ReplyWriter, monkeypatch: pytest.MonkeyPatch) -> Build:
     # The gateway shares the engines' tokenizer: loading takes longer than all the rest of a test.
-    monkeypatch.setattr(LocalTokenizer, "from_directory", lambda path: tokenizer)
+    monkeypatch.setattr(LocalTokenizer, "from_directory", lambda path, **options: tokenizer)
 
     async def make(variant: str, **changes: Any) -> World:
         mode, body_mode = VARIANTS[variant]
