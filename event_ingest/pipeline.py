@@ -168,14 +168,15 @@ class EventPath:
         `decided_at`. Fewer cached tokens are no fault of the stream where it has announced since then that the first missing
         block is gone: the engine made room before it came to this prompt.
         """
-        engine_block = self.engine_block_tokens or 1
+        block, engine_block = self.block_tokens or 1, self.engine_block_tokens or 1
         usable = max(prompt_tokens - 1, 0) // engine_block * engine_block
-        self._operate(self.ledger.confirm(keys[: usable // (self.block_tokens or 1)], cached_tokens))
-        missing = cached_tokens // (self.block_tokens or 1)
+        self._operate(self.ledger.confirm(keys[: usable // block], cached_tokens))
+        missing = cached_tokens // block
         if predicted_tokens > cached_tokens and missing < len(keys) and self._departed.since(keys[missing], decided_at):
             return self._settle(now)
         self._judgements.append(predicted_tokens - cached_tokens)
-        self._agreed = self._agreed + 1 if predicted_tokens == cached_tokens else 0
+        expressible = cached_tokens // block * block // engine_block * engine_block
+        self._agreed = self._agreed + 1 if predicted_tokens in (cached_tokens, expressible) else 0
         over = sum(1 for difference in self._judgements if difference > 0)
         if over >= _OVER_LIMIT:
             if self.stream.trust.state == "exact":

@@ -12,7 +12,6 @@ from functools import partial
 
 from event_ingest.events import BlockStored
 from event_ingest.pipeline import EventPath
-from event_ingest.sockets import AddressError
 from event_ingest.subscriber import Subscriber
 from event_ingest.verify import Verifier
 from fleet.endpoint import Endpoint
@@ -136,7 +135,7 @@ class EventStreams:
         path.on_stored = partial(self._stored, slot)
         self._paths[slot] = path
         self._followed[slot] = (endpoint, model)
-        self._subscriber.add(endpoint, path).add_done_callback(lambda future: self._added(slot, future))
+        self._subscriber.add(endpoint, path).add_done_callback(lambda future: self._added(slot, path, future))
 
     def _unfollow(self, slot: int) -> "Future[None] | None":
         self._paths.pop(slot, None)
@@ -148,8 +147,10 @@ class EventStreams:
             return self.dynamo.unfollow(slot)
         return self._subscriber.remove(self._name(followed[0])) if followed else None
 
-    def _added(self, slot: int, future: "Future[None]") -> None:
-        if isinstance(error := future.exception(), AddressError):
+    def _added(self, slot: int, path: EventPath, future: "Future[None]") -> None:
+        """On the listening thread; by now the slot may have another stream, or be another endpoint's."""
+        error = future.exception()
+        if error is not None and self._paths.get(slot) is path:
             self._unusable[slot] = str(error)
             log.error("stream_unusable slot=%d error=%r", slot, str(error))
 
@@ -194,6 +195,16 @@ class EventStreams:
         path = self._paths.get(slot)
         return (path.block_tokens or 0) if path else 0
 
+    @property
+    def has_own_block_size(self) -> bool:
+        """Whether entries may be in blocks of another size than the engines': where the configuration names one."""
+        return self._block_tokens is not None
+
+    def engine_block_tokens(self, slot: int) -> int:
+        """Tokens per block of this slot's engine; 0 while nothing has been learned."""
+        path = self._paths.get(slot)
+        return (path.engine_block_tokens or 0) if path else 0
+
     def layout(self, slot: int) -> Layout:
         """The cache groups of this slot's engine as far as announced; empty where full attention is all there is."""
         path = self._paths.get(slot)
@@ -207,7 +218,8 @@ class EventStreams:
                 return blind(
                     Reason.NO_EVENTS, path.trust.since, self.dynamo.alarm() or "nothing heard of this worker yet"
                 )
-            return path.trust if slot not in self._unusable else self._nothing
+            unusable = self._unusable.get(slot)
+            return path.trust if unusable is None else blind(Reason.NO_EVENTS, path.trust.since, unusable)
         return self._nothing if self._with_addresses(self._fleet.endpoint(slot)).events is None else self._waiting
 
     def confirmed(

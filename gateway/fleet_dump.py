@@ -53,6 +53,7 @@ class DumpedEndpoint(msgspec.Struct, frozen=True, kw_only=True):
     trust_reason: Reason = Reason.NONE
     trust_detail: str = ""
     stream_block_tokens: int = 0
+    engine_block_tokens: int = 0
     layout: Layout = ()
     keys: dict[str, str] = {}
     """Tier -> block keys, base64 of 64-bit little-endian integers."""
@@ -75,6 +76,9 @@ class DumpedStreams:
     def block_tokens(self, slot: int) -> int:
         return self._by_slot[slot].stream_block_tokens
 
+    def engine_block_tokens(self, slot: int) -> int:
+        return self._by_slot[slot].engine_block_tokens
+
     def layout(self, slot: int) -> Layout:
         return self._by_slot[slot].layout
 
@@ -83,7 +87,12 @@ class DumpedStreams:
         return Trust(here.trust, here.trust_reason, 0.0, here.trust_detail)
 
 
-def fleet_rows(fleet: Fleet, streams: Streams, layout_of: Callable[[int], Layout]) -> dict[int, DumpedEndpoint]:
+def fleet_rows(
+    fleet: Fleet,
+    streams: Streams,
+    layout_of: Callable[[int], Layout],
+    engine_block_of: Callable[[int], int] = lambda slot: 0,
+) -> dict[int, DumpedEndpoint]:
     """Slot -> everything but its keys. To be called on the event loop's thread."""
     now, rows = fleet.clock(), {}
     for slot in map(int, fleet.slots()):
@@ -103,6 +112,7 @@ def fleet_rows(fleet: Fleet, streams: Streams, layout_of: Callable[[int], Layout
             trust_reason=trust.reason,
             trust_detail=trust.detail,
             stream_block_tokens=streams.block_tokens(slot),
+            engine_block_tokens=engine_block_of(slot),
             layout=layout_of(slot),
         )
     return rows

@@ -93,12 +93,15 @@ class Found(msgspec.Struct, frozen=True):
     match: Match
     raw_tokens: Vector
     """Leading tokens in the index per slot, undiscounted and not capped; predicted blocks are not in it."""
+    engine_of: Mapping[int, int] = {}
+    """Slot with a match -> its engine's block size, where that is not the size of its keys."""
 
     def predicted(self, slot: int, keys: Keys) -> int:
         """Cached tokens the engine on `slot` should report: whole blocks, and at least one token is always computed."""
         block = keys.block_of.get(slot, FALLBACK_BLOCK_TOKENS)
-        most = max(0, keys.prompt_tokens - 1) // block * block
-        return int(min(self.raw_tokens[slot], most))
+        engine = self.engine_of.get(slot, block)
+        most = max(0, keys.prompt_tokens - 1) // engine * engine
+        return int(min(self.raw_tokens[slot] // engine * engine, most))
 
 
 def extend_keys(parent: int, ids: Ids, block_tokens: int, extras: Mapping[int, bytes]) -> Sequence[int]:
@@ -118,10 +121,12 @@ class Matcher:
         chains: KeyChainCache | None = None,
         *,
         layout_of: Callable[[int], Layout] | None = None,
+        engine_block_of: Callable[[int], int] | None = None,
         dynamo: Mapping[int, int] | None = None,
         predicted: Predicted | None = None,
     ) -> None:
-        """`layout_of`: the cache groups of a slot's engine, empty where it has full attention only. `dynamo`: slots whose
+        """`layout_of`: the cache groups of a slot's engine, empty where it has full attention only. `engine_block_of`: the
+        block size of a slot's engine, 0 where it is not known; left out where keys have that size anyway. `dynamo`: slots whose
         entries are under Dynamo's hashes, with their block size; looked at anew for every prompt."""
         self._fleet = fleet
         self._index = index
@@ -129,6 +134,7 @@ class Matcher:
         self._weights = tuple(weights)
         self._layout_of = layout_of
         self._layouts: set[Layout] = set()
+        self._engine_block_of = engine_block_of
         self._dynamo = dynamo if dynamo is not None else {}
         self.predicted = predicted
         self.chains = chains or KeyChainCache(extend_keys)
@@ -164,7 +170,7 @@ class Matcher:
             keys=finest.keys,
             announced_tokens=np.where(trust == 1.0, raw, 0.0),
         )
-        return Found(match, raw)
+        return Found(match, raw, self._engine_blocks(keys, raw))
 
     def expect(self, slot: int, keys: Keys, now: float) -> int | None:
         """A request goes to `slot`: predict what it lacks there. A ticket for `Predicted.release`, None if all is held."""
@@ -202,11 +208,22 @@ class Matcher:
             here = chain.slots[chain.slots < capacity]
             raw[here] = matched.tokens(capacity, chain.block_tokens)[here]
             weighted[here] = matched.weighted_tokens(capacity, chain.block_tokens, self._weights)[here]
+        for slot, engine in self._engine_blocks(keys, raw).items():
+            if left := raw[slot] % engine:  # keys end inside an engine block, which is reused as a whole or not at all
+                weighted[slot] *= 1 - left / raw[slot]
+                raw[slot] -= left
         for block, layouts in self._hybrids(keys, raw).items():
             self._layouts.update(layouts.values())
             plain, prompt = keys.by_block[block], keys.prompt_tokens
             cut_to_usable(self._index, plain, block, prompt, layouts, self._weights, raw, weighted, predicted)
         return raw, weighted
+
+    def _engine_blocks(self, keys: Keys, raw: Vector) -> dict[int, int]:
+        """The engine's block size of slots with a match, where it is not the size of their keys."""
+        if (engine_block_of := self._engine_block_of) is None:
+            return {}
+        engines = {slot: engine_block_of(slot) for slot in np.flatnonzero(raw).tolist()}
+        return {slot: engine for slot, engine in engines.items() if engine and engine != keys.block_of[slot]}
 
     def _hybrids(self, keys: Keys, raw: Vector) -> dict[int, dict[int, Layout]]:
         """The slots with a match whose engines have more than full attention, by block size."""

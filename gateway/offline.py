@@ -49,6 +49,9 @@ class NoStreams(DumpedStreams):
     def block_tokens(self, slot: int) -> int:
         return 0
 
+    def engine_block_tokens(self, slot: int) -> int:
+        return 0
+
     def layout(self, slot: int) -> Any:
         return ()
 
@@ -82,7 +85,14 @@ async def explain_offline(
         books=Books(fleet),
         breaker=Breaker(fleet),
         models=models,
-        matcher=Matcher(fleet, index, streams, weights_of(config), layout_of=streams.layout),
+        matcher=Matcher(
+            fleet,
+            index,
+            streams,
+            weights_of(config),
+            layout_of=streams.layout,
+            engine_block_of=streams.engine_block_tokens,
+        ),
         scheduler=config.scheduler(fleet),
         producers=producers_of(config, fleet),
         understanding=Understanding(models, tokenizers.backend, PATIENCE_S, metrics, tracing, fleet.clock),

@@ -125,6 +125,7 @@ class Gateway:
             self.streams,
             weights_of(config),
             layout_of=self.streams.layout,
+            engine_block_of=self.streams.engine_block_tokens if self.streams.has_own_block_size else None,
             dynamo=self.streams.dynamo.slots if self.streams.dynamo else None,
             predicted=self.predicted,
         )
@@ -405,7 +406,7 @@ class Gateway:
         if settings.admin_port is not None:
             pages = [
                 decisions_page(lambda: self.path.decisions),
-                dump_page(self.fleet, self.index, self.streams, self.streams.layout),
+                dump_page(self.fleet, self.index, self.streams, self.streams.layout, self.streams.engine_block_tokens),
                 config_page(lambda: self._config),
             ]
             admin = admin_app(self.picture.sections(), pages, [token_required(lambda: self._config.settings)])

@@ -158,6 +158,17 @@ def test_reports_that_agree_heal_a_stream_whose_suspects_are_settled() -> None:
     assert str(path.trust) == "exact"
 
 
+def test_reports_agree_where_the_engines_blocks_are_smaller_than_the_routers() -> None:
+    index = Index()
+    path = path_on(index, block_tokens=8)
+    path.feed(frames(0, {"type": "BlockStored"}), 0.0)
+    path.feed(frames(1, stored(TOKENS[:12])), 0.0)
+    assert str(path.trust) == "degraded(skipped_events)"
+    for _ in range(16):
+        path.observe(block_keys(root_key("m"), TOKENS, 8), 17, 8, 12, 1.0)  # 12 tokens are 8 in whole router blocks
+    assert str(path.trust) == "exact"
+
+
 def test_a_capped_prompt_disproves_nothing_beyond_what_could_be_reused() -> None:
     index = Index()
     path = path_on(index)

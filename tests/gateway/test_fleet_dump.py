@@ -56,6 +56,9 @@ class Streams:
     def block_tokens(self, slot: int) -> int:
         return 16
 
+    def engine_block_tokens(self, slot: int) -> int:
+        return 32 if slot == 1 else 16
+
     def trust(self, slot: int) -> Trust:
         return degraded(Reason.LOST_BATCHES, 5.0, "lost 3") if slot == 1 else exact(0.0)
 
@@ -65,7 +68,8 @@ class Streams:
 
 def dumped(fleet: Fleet, index: Index, keys: int = 1000) -> bytes:
     streams = Streams()
-    return msgspec.json.encode(with_keys(fleet_rows(fleet, streams, streams.layout), index, 1.0, keys))
+    rows = fleet_rows(fleet, streams, streams.layout, streams.engine_block_tokens)
+    return msgspec.json.encode(with_keys(rows, index, 1.0, keys))
 
 
 @pytest.fixture
@@ -120,6 +124,7 @@ def test_everything_comes_back_and_times_as_ages(fleet: Fleet) -> None:
     dump = read_dump(dumped(fleet, index))
     streams = restore(dump, again, filled)
     assert dump.complete
+    assert [streams.engine_block_tokens(slot) for slot in range(2)] == [16, 32]
     assert [again.endpoint(slot) for slot in range(3)] == [fleet.endpoint(slot) for slot in range(3)]
     assert again.age(again.slots()).tolist() == [float("inf"), 10.0, float("inf")]
     assert again.oldest_since[1] == 4970.0
@@ -202,7 +207,7 @@ def test_with_a_dump_the_decision_is_the_one_of_that_moment(tmp_path: Path, flee
 async def test_the_page_bounds_what_it_is_asked_for(fleet: Fleet) -> None:
     index, streams = Index(), Streams()
     index.add(0, GPU, [1, 2, 3])
-    app = admin_app({}, [dump_page(fleet, index, streams, streams.layout)])
+    app = admin_app({}, [dump_page(fleet, index, streams, streams.layout, streams.engine_block_tokens)])
     async with TestClient(TestServer(app)) as client:
         async with client.get("/state/dump?keys=many") as answer:
             assert answer.status == 400

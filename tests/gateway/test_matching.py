@@ -1,8 +1,10 @@
 """From token ids to predicted cached tokens per endpoint."""
 
+import msgspec
 import numpy as np
 import pytest
 
+from event_ingest.pipeline import EventPath
 from fleet.endpoint import Endpoint
 from fleet.fleet import Fleet
 from gateway.matching import Matcher
@@ -98,3 +100,40 @@ def test_models_adapters_and_salts_never_share_keys() -> None:
         )
     ]
     assert len({key for chain in chains for key in chain}) == 4 * 6
+
+
+@pytest.mark.parametrize(
+    ("router", "engine"), [(4, 16), (16, 64), (64, 16), (32, 16), (24, 16), (16, 24)], ids=lambda size: str(size)
+)
+@pytest.mark.parametrize(("same", "length"), [(128, 128), (100, 128), (20, 100), (4, 100), (96, 97), (96, 96)])
+def test_where_keys_are_not_of_the_engines_size_no_more_is_predicted_than_whole_engine_blocks(
+    router: int, engine: int, same: int, length: int
+) -> None:
+    index, fleet = Index(), Fleet()
+    fleet.add(Endpoint(name="a", address="10.0.0.1:8000"))
+    path = EventPath(index, 0, name="a", model="m", can_replay=False, block_tokens=router)
+    path.connected(0.0)
+    held = list(range(192))
+    stored = {
+        "type": "BlockStored",
+        "block_hashes": list(range(1, 192 // engine + 1)),
+        "parent_block_hash": None,
+        "token_ids": held,
+        "block_size": engine,
+    }
+    path.feed([b"t", bytes(8), msgspec.msgpack.encode([1.0, [stored], 0])], 0.0)
+    matcher = Matcher(
+        fleet, index, FixedStreams({0: router}), engine_block_of=lambda slot: path.engine_block_tokens or 0
+    )
+    prompt = np.array(held[:same] + [9999] * (length - same), np.uint32)
+    keys = matcher.keys(Tokenized(token_ids=prompt), SERVED)
+    found = matcher.match(keys)
+    reported = min(same, length - 1) // engine * engine
+    predicted = found.predicted(0, keys)
+    assert predicted <= reported
+    assert found.match.tokens[0] % engine == 0
+    assert found.match.weighted_tokens[0] == pytest.approx(found.match.tokens[0])
+    if engine % router == 0:
+        assert predicted == reported
+    else:
+        assert reported - predicted < router + engine
