@@ -12,6 +12,7 @@ from fleet.books import Books
 from fleet.breaker import Breaker
 from fleet.endpoint import Endpoint
 from fleet.fleet import Fleet
+from fleet.listing import Listing
 from gateway.approximate import ApproximateCache
 from gateway.config import load_text
 from gateway.config_document import Model
@@ -23,12 +24,12 @@ from gateway.request_path import RequestPath, Settings
 from gateway.served_models import Served, ServedModels
 from gateway.tracing import NoTracing
 from gateway.understanding import Tokenizer, Understanding
-from indexer.block_key import block_keys, root_key
+from indexer.block_key import block_keys, media_extras, root_key
 from indexer.index import Index
 from indexer.tier import GPU
 from indexer.trust import Trust, exact
 from tokenization.errors import TokenizationError, refuse
-from tokenization.tokenized import Tokenized
+from tokenization.tokenized import Extra, Tokenized
 
 CONFIG = """
 apiVersion: llm-d.ai/v1alpha1
@@ -51,17 +52,19 @@ TOKENS = np.arange(100, dtype=np.uint32)
 
 
 class FixedTokenizer:
-    """Every prompt is TOKENS, or fails as told."""
+    """Every prompt is TOKENS with these images, or fails as told."""
 
-    def __init__(self, error: Exception | None = None) -> None:
-        self.error = error
+    def __init__(self, error: Exception | None = None, images: tuple[Extra, ...] = ()) -> None:
+        self.error, self.images = error, images
+        self.engine_models: list[str | None] = []
 
     async def tokenize(
         self, path: str, body: Mapping[str, Any], *, size: int | None = None, engine_model: str | None = None
     ) -> Tokenized:
+        self.engine_models.append(engine_model)
         if self.error:
             raise self.error
-        return Tokenized(token_ids=TOKENS)
+        return Tokenized(token_ids=TOKENS, extras=self.images)
 
 
 class Streams:
@@ -194,6 +197,19 @@ async def test_the_endpoint_that_holds_the_prefix_is_chosen_and_told() -> None:
     assert answer.response_headers["x-warmroute-predicted-cached-tokens"] == "96"
     assert answer.response_headers["x-warmroute-trust"] == "exact"
     assert world.fleet.in_flight_tokens[2] == 4
+
+
+async def test_images_have_the_names_that_the_engines_model_gives_them_and_decide_over_the_match() -> None:
+    tokenizer = FixedTokenizer(images=(Extra("boat", 40, 30),))
+    world = World(tokenizer)
+    world.fleet.listed(0, Listing(("m",), {}, "Qwen/Qwen2.5-VL-7B-Instruct"))
+    for slot, image in ((1, "boat"), (2, "another")):
+        world.index.add(slot, GPU, block_keys(root_key("m"), TOKENS, 16, media_extras([(image, 40)], 16)))
+    answer = await world.ask(CHAT)
+    assert isinstance(answer, Decided)
+    assert answer.destination[0] == "10.0.0.1:8000"
+    assert answer.response_headers["x-warmroute-predicted-cached-tokens"] == "96"
+    assert tokenizer.engine_models == ["Qwen/Qwen2.5-VL-7B-Instruct"]
 
 
 async def test_requests_without_a_prompt_go_by_load() -> None:

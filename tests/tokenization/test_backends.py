@@ -59,6 +59,16 @@ async def test_a_bug_costs_one_request_its_prefix_and_is_logged(
     await backend.close()
 
 
+async def test_images_that_only_the_engine_can_read_are_counted_by_reason(vision: LocalTokenizer) -> None:
+    backend = LocalBackend(vision)
+    for url in ("https://example.com/a.png", "data:image/png;base64,AAAA"):
+        image = {"type": "image_url", "image_url": {"url": url}}
+        messages = [{"role": "system", "content": "You see."}, {"role": "user", "content": [image]}]
+        assert not (await backend.tokenize(CHAT, {"messages": messages}, engine_model="m")).complete
+    assert backend.counts == {"image_url": 1, "image_data": 1}
+    await backend.close()
+
+
 async def test_small_requests_do_not_wait_for_big_ones(qwen3: LocalTokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
     backend = LocalBackend(qwen3)
     gate = threading.Event()

@@ -205,19 +205,19 @@ def main(target: Path) -> None:
     processors = {name: Qwen2VLImageProcessor(**settings) for name, settings in PROCESSORS.items()}
 
     def tokens(media: object, processor: Qwen2VLImageProcessor) -> int:
-        grid = processor(images=[media.media], return_tensors="pt")["image_grid_thw"]  # type: ignore[attr-defined]
+        grid = processor(images=[media.media], return_tensors="pt")["image_grid_thw"]
         return int(grid.prod()) // processor.merge_size**2
 
     def identifier(media: object, algorithm: str) -> str:
         items = MultiModalDataParser().parse_mm_data({"image": [media]})
-        return ProcessorInputs([], items).get_mm_hashes(MODEL, algorithm)["image"][0]  # type: ignore[arg-type]
+        return ProcessorInputs([], items).get_mm_hashes(MODEL, algorithm)["image"][0]
 
     def seen(url: str) -> object:
         media = MediaConnector().fetch_image(url)
         return {
-            "size": list(media.media.size),  # type: ignore[attr-defined]
+            "size": list(media.media.size),
             "identifiers": {name: identifier(media, name) for name in ALGORITHMS},
-            "tokens": {name: outcome(lambda p=p: tokens(media, p)) for name, p in processors.items()},  # type: ignore[misc]
+            "tokens": {name: outcome(lambda p=p: tokens(media, p)) for name, p in processors.items()},
         }
 
     rng = random.Random(7)
@@ -228,7 +228,7 @@ def main(target: Path) -> None:
         "made_with": {"vllm": vllm.__version__, "pillow": PIL.__version__},
         "model": MODEL,
         "processors": PROCESSORS,
-        "images": [{"name": name, "url": url, **dict(outcome(lambda u=url: seen(u)))} for name, url in urls()],  # type: ignore[call-overload,misc]
+        "images": [{"name": name, "url": url, **dict(outcome(lambda u=url: seen(u)))} for name, url in urls()],
         "blake3": [{"bytes": n, "digest": blake3(pattern(n)).hexdigest()} for n in BUFFERS],
         "resized": [
             {
@@ -238,7 +238,7 @@ def main(target: Path) -> None:
                 "min": low,
                 "max": high,
                 "to": outcome(lambda a=(h, w, f, low, high): smart_resize(*a)),
-            }  # type: ignore[misc]
+            }
             for (h, w), (f, low, high) in ((size, bounds[at % 3]) for at, size in enumerate(sizes))
         ],
     }
