@@ -51,6 +51,9 @@ MAX_IMAGE_BYTES = 32 * 1024 * 1024
 """Encoded; more would keep a worker thread busy with hashing for most of a second."""
 MAX_IMAGE_PIXELS = 178_956_970
 """The engine's own limit (VLLM_MAX_IMAGE_PIXELS)."""
+MAX_HEADER_READS = 20_000
+"""Pieces of a header. Ordinary images have less than a thousand; 32 MiB in pieces of four bytes would be half a minute of
+Python."""
 MAX_REMEMBERED = 65_536
 """Images, and images by their uuid; each takes about 400 bytes."""
 
@@ -175,7 +178,7 @@ def data_of(url: str) -> bytes | None:
 
 def header_of(data: bytes) -> Header:
     """Size and mode of an encoded image, without decompressing it. Raises whatever Pillow does for what is none."""
-    with Image.open(io.BytesIO(_metadata_first(data)), formats=FORMATS) as image:
+    with Image.open(_Header(_metadata_first(data)), formats=FORMATS) as image:
         width, height = image.size
         # A TIFF's header tells the size after orientation.
         if image.format != "TIFF" and _turned(image):
@@ -215,6 +218,24 @@ def _value(value: object) -> Iterable[bytes]:
             yield from (b"\x03", *_field(np.array(value, dtype=np.int64).tobytes()))
 
 
+class _Header(io.BytesIO):
+    """A file of which only so many pieces are read."""
+
+    def __init__(self, data: bytes) -> None:
+        super().__init__(data)
+        self._reads = 0
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        self._reads += 1
+        if self._reads > MAX_HEADER_READS:
+            raise _endless()
+        return super().read(size)
+
+
+def _endless() -> ValueError:
+    return ValueError(f"the header has more than {MAX_HEADER_READS} pieces")
+
+
 def _turned(image: Image.Image) -> bool:
     """Whether orientation swaps the sides. Pillow itself turns a stand-in that has the image's metadata: it leaves an image
     alone whose metadata it cannot write back, and only it knows when that is."""
@@ -231,8 +252,10 @@ def _metadata_first(data: bytes) -> bytes:
     nothing but metadata in front of the first pixels. Other formats as they are."""
     if not data.startswith(_PNG):
         return data
-    view, at, kept, pixels = memoryview(data), len(_PNG), [_PNG], b""
+    view, at, kept, pixels, pieces = memoryview(data), len(_PNG), [_PNG], b"", 0
     while at + 12 <= len(data):
+        if (pieces := pieces + 1) > MAX_HEADER_READS:
+            raise _endless()
         end = at + 12 + int.from_bytes(view[at : at + 4])
         kind = bytes(view[at + 4 : at + 8])
         if kind in _PIXEL_CHUNKS:

@@ -109,6 +109,22 @@ def test_a_decompression_bomb_is_never_inflated(monkeypatch: pytest.MonkeyPatch)
     assert isinstance(reader().place(bomb(60_000), None, MODEL), Unreadable)
 
 
+@pytest.mark.parametrize(
+    ("start", "piece"),
+    [
+        (b"\xff\xd8", b"\xff\xe3\x00\x02"),
+        (b"\xff\xd8", b"\xff"),
+        (b"GIF89a\x01\x00\x01\x00\x00\x00\x00", b"!\xfe\x01a\x00"),
+        (b"GIF89a\x01\x00\x01\x00\x00\x00\x00", b"\x00"),
+        (b"\x89PNG\r\n\x1a\n", struct.pack(">I", 0) + b"teSt" + struct.pack(">I", zlib.crc32(b"teSt"))),
+    ],
+)
+def test_a_header_of_endless_pieces_is_given_up(start: bytes, piece: bytes) -> None:
+    place = reader().place(url_of(start + piece * 300_000), None, MODEL)
+    assert isinstance(place, Unreadable)
+    assert "more than 20000 pieces" in place.detail
+
+
 @pytest.mark.parametrize("processor", VECTORS["processors"])
 @pytest.mark.parametrize("algorithm", ["blake3", "sha256", "sha512"])
 def test_images_have_the_engines_names_and_numbers_of_tokens(processor: str, algorithm: Algorithm) -> None:
