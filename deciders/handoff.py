@@ -4,7 +4,7 @@
 
 Rules
 1. Fields that a leg does not need to change keep their bytes: values are never parsed and written again, so numbers keep
-   their digits and unknown fields pass.
+   their digits and unknown fields pass. (But for a body that only Python's decoder reads and that has what rule 5 forbids.)
 2. The prefill leg computes the prompt and one token, without streaming. The decode leg is the client's own request plus what
    the prefill engine answered, unchanged.
 3. With SGLang both legs start at once and find each other by a room number; its bodies differ only in those three fields.
@@ -15,6 +15,7 @@ Rules
 Field names: vLLM's NIXL connector (0.32) and llm-d's routing sidecar, which does the same on the decode pod.
 """
 
+import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -38,6 +39,8 @@ REMOTE_DECODE: Mapping[str, Any] = {
 
 _ESCAPED = b"\\u00"
 """How an ASCII letter of a field's name may be hidden from a search through the bytes."""
+_WIDE = b"\0"
+"""In every text of UTF-16 and UTF-32, in no JSON of UTF-8."""
 _ONE = msgspec.Raw(b"1")
 _NO = msgspec.Raw(b"false")
 _Fields = dict[str, msgspec.Raw]
@@ -67,7 +70,7 @@ def transfer_params(answer: bytes) -> msgspec.Raw | None:
     try:
         params = _fields_of.decode(answer).get(TRANSFER)
         usable = params is not None and bytes(_fields_of.decode(params).get("do_remote_prefill", b"")) == b"true"
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, RecursionError):
         return None
     return msgspec.Raw(bytes(params)) if usable and params is not None else None
 
@@ -83,9 +86,12 @@ def decode_body(body: bytes, params: msgspec.Raw | Mapping[str, Any] | None) -> 
 
 def without_transfer(body: bytes) -> bytes:
     """The body without transfer parameters of the client's; the same bytes where there are none. Raises NotAnObject."""
-    if TRANSFER.encode() not in body and _ESCAPED not in body:
+    if TRANSFER.encode() not in body and _ESCAPED not in body and _WIDE not in body:
         return body
-    fields = _read(body)
+    try:
+        fields = _read(body)
+    except NotAnObject:
+        return _without_by_python(body)
     if TRANSFER not in fields:
         return body
     ids = _ids_of(fields)
@@ -94,6 +100,20 @@ def without_transfer(body: bytes) -> bytes:
     else:
         fields[TRANSFER] = _raw({TOKEN_IDS: ids})
     return msgspec.json.encode(fields)
+
+
+def _without_by_python(body: bytes) -> bytes:
+    """The same for what engines read and `_read` does not: NaN, lone surrogates, UTF-16. Raises NotAnObject."""
+    try:
+        fields = json.loads(body)
+    except (ValueError, RecursionError) as error:
+        raise NotAnObject(f"expected a JSON object: {error}") from error
+    if not isinstance(fields, dict) or TRANSFER not in fields:
+        return body
+    given = fields.pop(TRANSFER)
+    if isinstance(given, dict) and given.get(TOKEN_IDS) is not None:
+        fields[TRANSFER] = {TOKEN_IDS: given[TOKEN_IDS]}
+    return json.dumps(fields).encode()
 
 
 def with_transfer(body: bytes, params: Mapping[str, Any]) -> bytes:
@@ -116,7 +136,7 @@ def _ids_of(fields: _Fields) -> msgspec.Raw | None:
     """The token ids among the transfer parameters that a body already has."""
     try:
         return _fields_of.decode(fields.get(TRANSFER, b"{}")).get(TOKEN_IDS)
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, RecursionError):
         return None  # not an object: the engine's to refuse, nothing in it to keep
 
 
@@ -146,7 +166,7 @@ def _limit_to_one_token(path: str, fields: _Fields) -> None:
 def _read(body: bytes) -> _Fields:
     try:
         return _fields_of.decode(body)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, RecursionError) as error:
         raise NotAnObject(f"expected a JSON object: {error}") from error
 
 

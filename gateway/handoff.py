@@ -105,9 +105,12 @@ class Handoffs:
             "x-request-id": head.request_id,
             **({CACHE_SOURCE: source} if source else {}),
         }
-        if self.settings.connector == "sglang":
-            return await self._meet(head, headers, body, request, decision, decided)
-        return await self._fetch(head, headers, body, request, decision, decided)
+        send = self._meet if self.settings.connector == "sglang" else self._fetch
+        try:
+            return await send(head, headers, body, request, decision, decided)
+        except Exception:
+            log.exception("handoff_failed request_id=%s", request.id)
+            return self._local(request, decision, decided, body, "internal")
 
     # NIXL: one after the other.
 
@@ -122,13 +125,14 @@ class Handoffs:
     ) -> Decided:
         slot = decision.prefill
         assert slot is not None
-        started = self._clock()
+        started, name = self._clock(), self._name(slot)
         try:
             leg = prefill_body(head.path, body)
+            self._breaker.dispatched(slot, started)
             answer = await self._legs.send(self._url(slot, head), self._for(slot, headers), leg, self.settings.timeout)
-            self._ended(slot, started, 200)
-            if (share := reused_share(answer)) is not None:
-                self._metrics.match_fraction.labels(self._fleet.endpoint(slot).address, "reused").observe(share)
+            self._ended(slot, name, started, 200)
+            if (share := reused_share(answer)) is not None and self._name(slot) == name:
+                self._metrics.match_fraction.labels(name, "reused").observe(share)
             params = transfer_params(answer)
             if params is None:
                 return self._local(request, decision, decided, body, "no_transfer_params")
@@ -136,10 +140,10 @@ class Handoffs:
         except NotAnObject:
             return self._local(request, decision, decided, body, "body")
         except LegFailed as failure:
-            self._ended(slot, started, failure.status, failure)
+            self._ended(slot, name, started, failure.status, failure)
             return self._local(request, decision, decided, body, failure.reason)
         self._books.prefilled(request.id, self._clock())
-        return self._transferred(slot, decided, changed)
+        return self._transferred(name, decided, changed)
 
     # SGLang: both at once.
 
@@ -161,21 +165,22 @@ class Handoffs:
                 both = bootstrap_body(body, self._host(slot), secrets.randbelow(2**63), self._port(slot))
             except NotAnObject:
                 return self._local(request, decision, decided, body, "body")
-            sent, started = asyncio.Event(), self._clock()
+            sent, started, name = asyncio.Event(), self._clock(), self._name(slot)
+            self._breaker.dispatched(slot, started)
             leg = asyncio.create_task(
                 self._legs.send(self._url(slot, head), self._for(slot, headers), both, None, sent)
             )
             try:
                 await self._until_sent(leg, sent)
             except LegFailed as failure:
-                self._ended(slot, started, failure.status, failure)
+                self._ended(slot, name, started, failure.status, failure)
                 reason = failure.reason
                 continue
-            watch = asyncio.create_task(self._watch(leg, slot, request.id, started))
+            watch = asyncio.create_task(self._watch(leg, slot, name, request.id, started))
             self._running.add(watch)
             watch.add_done_callback(self._running.discard)
-            observer = _Watched(decided.observer, leg) if decided.observer else None
-            return msgspec.structs.replace(self._transferred(slot, decided, both), observer=observer)
+            observer = _Watched(decided.observer, leg, self.settings.timeout) if decided.observer else None
+            return msgspec.structs.replace(self._transferred(name, decided, both), observer=observer)
         return self._local(request, decision, decided, body, reason)
 
     async def _until_sent(self, leg: "asyncio.Task[bytes]", sent: asyncio.Event) -> None:
@@ -194,15 +199,18 @@ class Handoffs:
         finally:
             sending.cancel()
 
-    async def _watch(self, leg: "asyncio.Task[bytes]", slot: int, request_id: str, started: float) -> None:
+    async def _watch(self, leg: "asyncio.Task[bytes]", slot: int, name: str, request_id: str, started: float) -> None:
         """Follow a leg whose decode leg is under way; the leg is cancelled when that one is aborted."""
         try:
             await leg
         except LegFailed as failure:
-            self._ended(slot, started, failure.status, failure)
+            self._ended(slot, name, started, failure.status, failure)
             self._metrics.handoffs.labels("broken", failure.reason).inc()
+        except Exception:
+            log.exception("handoff_failed request_id=%s", request_id)
+            self._metrics.handoffs.labels("broken", "internal").inc()
         else:
-            self._ended(slot, started, 200)
+            self._ended(slot, name, started, 200)
         self._books.prefilled(request_id, self._clock())
 
     def _prefills(self, decision: Decision) -> Sequence[int]:
@@ -217,23 +225,25 @@ class Handoffs:
 
     # What both share.
 
-    def _ended(self, slot: int, started: float, status: int | None, failure: LegFailed | None = None) -> None:
+    def _ended(
+        self, slot: int, name: str, started: float, status: int | None, failure: LegFailed | None = None
+    ) -> None:
         now = self._clock()
-        if slot in self._fleet:
+        if self._name(slot) == name:  # and not somebody else by now
             self._breaker.report(slot, status, now)
         self._metrics.prefill_leg.labels(failure.reason if failure else "ok").observe(now - started)
         if failure is not None and self._quiet.allows(failure.reason, now):
             log.warning(
                 "prefill_leg_failed endpoint=%s reason=%s seconds=%.3f error=%r",
-                self._name(slot),
+                name,
                 failure.reason,
                 now - started,
                 str(failure),
             )
 
-    def _transferred(self, slot: int, decided: Decided, body: bytes) -> Decided:
+    def _transferred(self, name: str, decided: Decided, body: bytes) -> Decided:
         self._metrics.handoffs.labels("transferred", "ok").inc()
-        return self._told(msgspec.structs.replace(decided, body=body), f"transferred from {self._name(slot)}")
+        return self._told(msgspec.structs.replace(decided, body=body), f"transferred from {name}")
 
     def _local(
         self, request: Request, decision: Decision, decided: Decided, body: bytes | None, reason: str
@@ -277,18 +287,22 @@ class Handoffs:
         return int(label) if label.isdecimal() else self.settings.bootstrap_port
 
     def _name(self, slot: int) -> str:
-        # The endpoint may have left the fleet while its leg ran.
+        # The endpoint may leave the fleet while its leg runs.
         return self._fleet.endpoint(slot).address if slot in self._fleet else f"slot {slot}"
 
 
 class _Watched:
-    """An observer that ends the prefill leg where the decode leg is aborted."""
+    """An observer that ends the prefill leg where the decode leg is aborted, and some time after that has ended."""
 
-    def __init__(self, inner: ResponseObserver, leg: "asyncio.Task[bytes]") -> None:
-        self._inner, self._leg = inner, leg
+    def __init__(self, inner: ResponseObserver, leg: "asyncio.Task[bytes]", patience_s: float) -> None:
+        self._inner, self._leg, self._patience_s = inner, leg, patience_s
         self.response_headers = inner.response_headers
         self.response_chunk = inner.response_chunk
-        self.finished = inner.finished
+
+    def finished(self) -> None:
+        self._inner.finished()
+        if not self._leg.done():  # nobody needs it any more; an engine that hangs must not keep the connection for ever
+            asyncio.get_running_loop().call_later(self._patience_s, self._leg.cancel)
 
     def aborted(self, reason: str) -> None:
         self._leg.cancel()

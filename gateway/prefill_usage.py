@@ -23,7 +23,7 @@ def reused_share(answer: bytes) -> float | None:
     """Cached tokens / prompt tokens; None where the engine does not say."""
     try:
         usage = _answer.decode(answer).usage
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, RecursionError):
         return None
     if usage is None or usage.prompt_tokens <= 0 or usage.prompt_tokens_details is None:
         return None

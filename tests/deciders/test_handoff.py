@@ -175,3 +175,40 @@ def test_fields_that_nobody_names_pass_through_both_legs(body: dict[str, object]
     sent = json.loads(prefill_body(CHAT, raw))
     assert {key: value for key, value in sent.items() if key not in touched} == kept
     assert json.loads(decode_body(raw, {"a": 1})) == {**body, "kv_transfer_params": {"a": 1}}
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b'{"seed": NaN, "kv_transfer_params": {"remote_host": "x"}}',
+        b'{"user": "\\ud800", "kv_transfer_params": {"remote_host": "x"}}',
+        b'{"user": "\\ud800", "kv_transfer_param\\u0073": [1]}',
+        '{"kv_transfer_params": {"remote_host": "x"}}'.encode("utf-16"),
+        '{"kv_transfer_params": {"remote_host": "x"}}'.encode("utf-32"),
+    ],
+)
+def test_what_only_the_engines_decoder_reads_hides_no_transfer_parameters(body: bytes) -> None:
+    left = json.loads(without_transfer(body))
+    assert "kv_transfer_params" not in left
+    assert decode_body(body, None) == without_transfer(body)
+
+
+def test_token_ids_of_a_body_that_only_python_reads_stay() -> None:
+    left = json.loads(without_transfer(b'{"x": Infinity, "kv_transfer_params": {"prompt_token_ids": [1, 2], "a": 1}}'))
+    assert left == {"x": float("inf"), "kv_transfer_params": {"prompt_token_ids": [1, 2]}}
+
+
+def test_a_body_that_only_python_reads_and_that_has_none_keeps_its_bytes() -> None:
+    for body in (b'{"kv_transfer_params2": NaN}', '{"a": 1}'.encode("utf-16"), b"\x00"):
+        try:
+            assert without_transfer(body) is body
+        except NotAnObject:
+            assert body == b"\x00"
+
+
+def test_an_answer_nested_beyond_reason_has_no_parameters() -> None:
+    deep = b"[" * 200_000 + b"]" * 200_000
+    assert transfer_params(b'{"x": ' + deep + b', "kv_transfer_params": {"do_remote_prefill": true}}') is None
+    assert transfer_params(b'{"kv_transfer_params": {"do_remote_prefill": true, "x": ' + deep + b"}}") is None
+    with pytest.raises(NotAnObject):
+        prefill_body(CHAT, b'{"messages": ' + deep + b"}")

@@ -11,7 +11,7 @@ from aiohttp import web
 from prometheus_client import CollectorRegistry
 
 from fleet.books import Books
-from fleet.breaker import Breaker
+from fleet.breaker import Breaker, BreakerSettings
 from fleet.endpoint import Endpoint
 from fleet.fleet import Fleet
 from fleet.request import Request
@@ -21,7 +21,7 @@ from gateway.departure import Departures, Placed
 from gateway.extproc.decision import ABORTED_UNSENT, Decided, Head
 from gateway.handoff import Handoffs
 from gateway.metrics import Metrics
-from gateway.prefill_leg import PrefillLegs
+from gateway.prefill_leg import LegFailed, PrefillLegs
 
 BODY = json.dumps({"model": "m", "messages": [], "stream": True}).encode()
 HEAD = Head(
@@ -235,3 +235,110 @@ async def test_both_legs_leave_at_once_and_know_the_same_room(world: World) -> N
     world.prefillers[0].met.set()
     await world.until(lambda: world.fleet.in_flight[1] == 0)
     assert world.fleet.in_flight[0] == 1
+
+
+# NIXL, with an engine's answers made up.
+
+
+class Answers:
+    """Instead of PrefillLegs: what `send` gives or raises, after `meanwhile`."""
+
+    def __init__(self, answer: bytes | Exception, meanwhile: Callable[[], None] = lambda: None) -> None:
+        self.answer, self.meanwhile = answer, meanwhile
+
+    async def send(self, *_: Any, **__: Any) -> bytes:
+        await asyncio.sleep(0)
+        self.meanwhile()
+        if isinstance(self.answer, Exception):
+            raise self.answer
+        return self.answer
+
+
+def nixl(world: World, answers: Answers) -> Handoffs:
+    handoffs = world.departures.handoffs
+    assert handoffs is not None
+    handoffs.settings = Handoff(mode="gateway")
+    world.legs.send = answers.send  # type: ignore[method-assign]
+    return handoffs
+
+
+USABLE = json.dumps(
+    {
+        "kv_transfer_params": {"do_remote_prefill": True, "remote_host": "h"},
+        "usage": {"prompt_tokens": 100, "prompt_tokens_details": {"cached_tokens": 50}},
+    }
+).encode()
+DEEP = b'{"usage": ' + b"[" * 200_000 + b"]" * 200_000 + b', "kv_transfer_params": {"do_remote_prefill": true}}'
+
+
+@pytest.mark.parametrize("answer", [b"", b"[]", b"\xff", b"<html>", DEEP, b'{"kv_transfer_params": "x"}'])
+async def test_garbage_is_an_answer_without_parameters(world: World, answer: bytes) -> None:
+    nixl(world, Answers(answer))
+    decided = await world.leave()
+    assert decided.response_headers == {"x-warmroute-handoff": "local: no_transfer_params"}
+    assert "x-prefiller-host-port" not in decided.set_headers
+    assert world.fleet.in_flight_tokens[:3].tolist() == [100, 0, 0]
+
+
+async def test_what_nobody_expected_of_a_leg_is_local_too(world: World) -> None:
+    nixl(world, Answers(RuntimeError("Session is closed")))
+    decided = await world.leave()
+    assert decided.response_headers == {"x-warmroute-handoff": "local: internal"}
+    assert "x-prefiller-host-port" not in decided.set_headers
+    assert world.fleet.in_flight_tokens[:3].tolist() == [100, 0, 0]
+
+
+@pytest.mark.parametrize("again", [False, True])
+async def test_a_prefill_endpoint_that_leaves_the_fleet_while_its_leg_runs_has_done_its_work(
+    world: World, again: bool
+) -> None:
+    def leave() -> None:
+        world.fleet.remove(1)
+        world.fleet.release(1)
+        if again:
+            assert world.fleet.add(Endpoint(name="other", address="10.0.0.9:8000")) == 1
+
+    nixl(world, Answers(USABLE, leave))
+    address = world.fleet.endpoint(1).address
+    decided = await world.leave()
+    assert decided.response_headers == {"x-warmroute-handoff": f"transferred from {address}"}
+    assert decided.body is not None
+    assert json.loads(decided.body)["kv_transfer_params"]["remote_host"] == "h"
+
+
+async def test_a_failed_leg_is_nothing_against_who_has_the_slot_now(world: World) -> None:
+    def replaced() -> None:
+        world.fleet.remove(1)
+        world.fleet.release(1)
+        world.fleet.add(Endpoint(name="other", address="10.0.0.9:8000"))
+
+    handoffs = nixl(world, Answers(LegFailed("connect", "gone"), replaced))
+    handoffs._breaker = Breaker(world.fleet, BreakerSettings(failures=1))
+    await world.leave()
+    assert not world.fleet.tripped[1]
+
+
+async def test_one_leg_alone_tries_a_prefill_endpoint_that_was_away(world: World) -> None:
+    tripped = []
+    handoffs = nixl(world, Answers(USABLE, lambda: tripped.append(bool(world.fleet.tripped[1]))))
+    breaker = handoffs._breaker = Breaker(world.fleet, BreakerSettings(failures=1, open_s=1.0))
+    breaker.report(1, None, 0.0)
+    breaker.tick(1.0)
+    assert not world.fleet.tripped[1]
+    await world.leave()
+    assert tripped == [True]
+    assert not world.fleet.tripped[1]
+
+
+async def test_a_prefill_leg_that_outlives_its_decode_leg_is_ended(free_port: Callable[[], int]) -> None:
+    world = World(free_port, timeout=0.2)
+    try:
+        await world.serve(0)
+        decided = await world.leave()
+        assert decided.observer is not None
+        await world.until(lambda: world.prefillers[0].asked)
+        decided.observer.finished()
+        assert world.observer.ends == ["finished"]
+        await world.until(lambda: world.prefillers[0].cancelled)
+    finally:
+        await world.close()
