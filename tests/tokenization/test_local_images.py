@@ -105,7 +105,7 @@ def test_templates_that_want_strings_get_images_in_front_unless_the_text_has_a_p
 
 
 def test_the_placeholder_in_a_text_takes_the_images_place_as_it_does_in_the_engine(vision: LocalTokenizer) -> None:
-    messages = [{"role": "user", "content": "say <|image_pad|>"}, shown(picture(56, 56), uuid="box")]
+    messages = [{"role": "user", "content": "say <|image_pad|>"}, shown(picture(56, 56), uuid="small box")]
     result = vision.tokenize(CHAT, {"messages": messages}, engine_model=MODEL)
     ids = result.token_ids.tolist()
     assert result.extras[0].offset == ids.index(PAD) < ids.index(151652)
