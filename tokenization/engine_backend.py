@@ -223,7 +223,7 @@ def _result(
         token_ids=ids[0],
         batch=tuple(ids[1:]),
         extras=extras,
-        media=media,
+        media=media or (("unknown",) if _has_media(request) else ()),
         complete=complete,
         salt=request.cache_salt,
         api=request.api,

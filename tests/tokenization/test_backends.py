@@ -188,6 +188,13 @@ async def test_completions_answer_one_prompt_per_element(engine: Engine, ask: En
     assert [result.token_ids.tolist(), *(ids.tolist() for ids in result.batch)] == [[1], [2, 3]]
 
 
+async def test_images_without_names_are_still_known_to_be_there(engine: Engine, ask: EngineBackend) -> None:
+    engine.answers = {f"{CHAT}/render": (403, {}), "/tokenize": {"tokens": [1, 7, 7, 2]}}
+    image = {"type": "image_url", "image_url": {"url": "https://example.com/a.png"}}
+    result = await ask.tokenize(CHAT, {"model": "m", "messages": [{"role": "user", "content": [image]}]})
+    assert (result.extras, result.media) == ((), ("unknown",))
+
+
 async def test_images_come_with_their_hashes_and_places(engine: Engine, ask: EngineBackend) -> None:
     engine.answers[f"{CHAT}/render"] = {
         "token_ids": [1, 7, 7, 2],
