@@ -186,7 +186,7 @@ class Reblocker:
             for owner in self._suspects.get(key, ()):
                 if (number + 1) * size <= cached_tokens:
                     for block in self._proven(owner, key):
-                        self._certain(block)
+                        self._certain(block, cached_tokens // size - number)
                 else:
                     self._disprove(owner if isinstance(owner, Block) else owner.parts[-1])
             if (number + 1) * size > cached_tokens:
@@ -207,14 +207,23 @@ class Reblocker:
         if event.contents and self._sequence_key is None:
             self._skip(Reason.TOKENS_DO_NOT_FIT, "content hashes on a stream that has token ids", "stores")
             return
-        if event.block_tokens and (count or event.contents) and self._chain is None:
-            self._begin(event.block_tokens)
+        fits = bool(event.contents) or count == len(event.hashes) * event.block_tokens
+        if (
+            event.block_tokens
+            and (count or event.contents)
+            and self._chain is None
+            and (fits or group.rule is not Rule.FULL)
+        ):
+            self._begin(event.block_tokens)  # never at the size of an event that contradicts itself
         chain = self._chain
         if chain is None:
             if not event.hashes:
                 return
-            # Locations before anything is known about sizes: any size will do until a block with tokens comes.
-            self._skip(Reason.TOKENS_DO_NOT_FIT, "location of blocks before any block with tokens", "stores")
+            # Nothing can be placed before a block with tokens has told the size.
+            detail = (
+                f"{len(event.hashes)} hashes of {event.block_tokens} tokens for {count} tokens, before any that fit"
+            )
+            self._skip(Reason.TOKENS_DO_NOT_FIT, detail, "stores")
             return
         place = self._place(event.group, event.medium)
         if event.contents:
@@ -222,7 +231,7 @@ class Reblocker:
         elif not count:
             for hash_ in event.hashes:
                 self._hold(chain.find_or_expect(hash_), place)
-        elif event.block_tokens and count == len(event.hashes) * event.block_tokens:
+        elif event.block_tokens and fits:
             self._store_run(event, place, split(event.tokens, len(event.hashes), event.block_tokens))
         elif group.rule is not Rule.FULL:
             for hash_ in event.hashes:  # masked: which blocks they are, the full-attention group says
@@ -421,13 +430,19 @@ class Reblocker:
             return [owner] if whole else []
         return [part for part in owner.parts if part is not owner.parts[-1] or not part.tail]
 
-    def _certain(self, block: Block) -> None:
+    def _certain(self, block: Block, from_end: int) -> None:
+        """A hit has reached over this block, which is the `from_end`-th block before its end (1 is the last)."""
         if block.present and block.epoch != self._epoch:
             block.epoch = self._epoch
-            block.first = min(block.first, 1)
-            block.others = dict.fromkeys(block.others, 1) if block.others else None
+            block.first = int(block.first > 0 and self._proves(0, from_end))
+            block.others = {place: 1 for place in block.others or () if self._proves(place, from_end)} or None
             self.counters.confirmed += 1
-            self._refresh(block)
+            self._refresh_presence(block)
+
+    def _proves(self, place: int, from_end: int) -> bool:
+        """Whether a hit needed the copy in that place: other groups than full attention have to hold its last blocks only."""
+        group = self.groups[self._place_rows[place][0]]
+        return group.rule is Rule.FULL or from_end <= group.tail_blocks(self.engine_block_tokens or 1)
 
     def _disprove(self, block: Block) -> None:
         if block.present and block.epoch != self._epoch:

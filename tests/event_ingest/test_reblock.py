@@ -12,7 +12,7 @@ from event_ingest.operations import Add, Clear, Dense, Remove
 from event_ingest.reblock import SUSPECT, Reblocker
 from indexer import tier
 from indexer.block_key import block_keys, media_extras, pack_tokens, root_key
-from indexer.hybrid import group_of, match_groups
+from indexer.hybrid import group_key, group_of, match_groups
 from indexer.index import Index
 
 SLOT = 5
@@ -275,6 +275,15 @@ def test_the_router_size_is_learned_from_the_first_stored_block_and_again_after_
 # Identity
 
 
+def test_an_event_that_contradicts_itself_does_not_teach_a_size() -> None:
+    engine = Engine(16)
+    sequence = tokens(64)
+    engine.store(sequence, block_tokens=24)
+    assert (engine.ledger.block_tokens, engine.reasons()) == (None, [Reason.TOKENS_DO_NOT_FIT])
+    engine.store(sequence)
+    assert (engine.ledger.block_tokens, engine.found(sequence)) == (16, 64)
+
+
 def test_adapter_salt_and_base_model_share_nothing() -> None:
     engine = Engine(16, 32)
     sequence = tokens(64)
@@ -473,6 +482,28 @@ def test_confirming_a_router_block_over_several_engine_blocks_confirms_its_parts
         engine.operate(operation)
     assert engine.tiers(sequence)[tier.GPU] == 2
     assert engine.ledger.suspects == 0
+
+
+def test_a_hit_proves_the_window_blocks_at_its_end_and_none_before() -> None:
+    engine = Engine(16)
+    sequence = tokens(96)
+    groups = [group_of(0, "sliding_window", 32), group_of(1, "full_attention")]
+    keys = block_keys(root_key("m"), sequence, 16)
+
+    def in_window(block: int) -> int | None:
+        return engine.index.tier_of(SLOT, group_key(keys[block], 0))
+
+    engine.store(sequence, group=0, kind="sliding_window", window=32)
+    engine.store(sequence, group=1, kind="full_attention")
+    for operation in engine.ledger.distrust():
+        engine.operate(operation)
+    assert [in_window(block) for block in range(6)] == [tier.DISK] * 6
+    for operation in engine.ledger.confirm(keys, 80):
+        engine.operate(operation)
+    assert engine.tiers(sequence)[tier.GPU] == 5
+    assert [in_window(block) for block in range(6)] == [None, None, None, tier.GPU, tier.GPU, None]
+    assert match_groups(engine.index, keys, groups, 16, cap=3) == {}
+    assert match_groups(engine.index, keys, groups, 16) == {SLOT: 5}
 
 
 # Against the definition
