@@ -114,7 +114,7 @@ class Batch(msgspec.Struct, frozen=True):
     """The events of one engine step, in the order in which they happened."""
 
     ts: float
-    """The engine's wall clock, s."""
+    """The engine's wall clock, s; 0 where it could not be read."""
     events: tuple[Event, ...]
     rank: int | None = None
 

@@ -135,9 +135,10 @@ class EventPath:
         if seq is None:
             return self._bad_frames(frames, now)
         decoded = decode(frames[-1])
-        if wall is not None and decoded.batch is not None:
-            self.lag_s = wall - decoded.batch.ts
-        return self._carry_out(self.stream.live(seq, _time(decoded), decoded, now), now)
+        ts = time_of(decoded)
+        if wall is not None and ts is not None:
+            self.lag_s = wall - ts
+        return self._carry_out(self.stream.live(seq, ts, decoded, now), now)
 
     def feed_replay(self, frames: Sequence[bytes], now: float) -> list[Outcome]:
         """One message of the replay socket: a batch (with or without delimiter and topic in front) or the end marker."""
@@ -147,7 +148,7 @@ class EventPath:
         if seq is None:
             return self._bad_frames(frames, now)
         decoded = decode(frames[-1])
-        return self._carry_out(self.stream.replayed(seq, _time(decoded), decoded, now), now)
+        return self._carry_out(self.stream.replayed(seq, time_of(decoded), decoded, now), now)
 
     def feed_batch(self, seq: int, ts: float | None, decoded: Decoded, now: float) -> list[Outcome]:
         """One batch that another wire brought, already decoded."""
@@ -326,5 +327,6 @@ def _sequence(frames: Sequence[bytes]) -> int | None:
     return int.from_bytes(frames[-2], "big")
 
 
-def _time(decoded: Decoded) -> float | None:
-    return decoded.batch.ts if decoded.batch is not None else None
+def time_of(decoded: Decoded) -> float | None:
+    """A batch's engine time; None where it could not be read: then it tells no incarnation from another."""
+    return (decoded.batch.ts or None) if decoded.batch is not None else None

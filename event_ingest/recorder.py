@@ -8,6 +8,7 @@ from typing import TextIO
 import zmq
 
 from event_ingest import sockets
+from event_ingest.pipeline import time_of
 from event_ingest.recording import Message, write_line
 from event_ingest.stream import END_MARKER, AskReplay, Effect, Stream
 from event_ingest.vllm_wire import decode
@@ -73,9 +74,8 @@ def record(
             end_question()
             carry_out(stream.replay_ended(now))
             return
-        batch = decode(frames[-1]).batch
         take = stream.live if live else stream.replayed
-        carry_out(take(int.from_bytes(frames[-2], "big"), batch.ts if batch is not None else None, None, now))
+        carry_out(take(int.from_bytes(frames[-2], "big"), time_of(decode(frames[-1])), None, now))
 
     started = time.monotonic()
     try:

@@ -354,7 +354,9 @@ class Stream:
     def _restarted_live(self, seq: int, ts: float | None) -> bool:
         """Whether a live batch shows that another incarnation of the engine is speaking (rules 3 and 4)."""
         if ts is None:
-            return False  # cannot be told; the next readable batch will
+            # Cannot be told; the next readable batch will. Where none ever had a time and nobody repeats any, it is the number.
+            timeless = self._last_live is None and not self._can_replay
+            return timeless and self._next is not None and seq < self._next
         if self._known_time(seq) is not None:
             return self._differs(seq, ts)
         if self._last_live is not None and seq <= self._last_live[0] and ts > self._last_live[1]:

@@ -270,6 +270,15 @@ def test_ids_that_begin_again_later_in_time_are_another_incarnation(fleet: Fleet
     assert str(fleet.first.trust) == "exact"
 
 
+def test_ids_that_begin_again_where_nothing_has_a_time_are_another_incarnation(fleet: Fleet) -> None:
+    for number in range(3):
+        fleet.events.feed(CORE, json.dumps(event(number + 1, stored([number], [LOCAL[number]]))).encode(), 0.0)
+    assert fleet.index.stats().keys == 3
+    fleet.events.feed(CORE, json.dumps(event(1, stored([7], [7]))).encode(), 1.0)
+    assert fleet.first.stream.counters.restarts == 1
+    assert fleet.index.stats().keys == 1
+
+
 def test_ranks_of_a_worker_are_caches_of_their_own(fleet: Fleet) -> None:
     fleet.events.feed(
         CORE, envelope([event(1, stored([1], LOCAL[:1])), event(1, stored([1], LOCAL[1:2]), rank=1)]), 0.0

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -79,6 +80,22 @@ def test_a_corrupt_store_can_only_cost_matches() -> None:
     path.feed(frames(0, stored(TOKENS), stored([1, 2, 3, -4], 9)), 0.0)
     assert str(path.trust) == "degraded(skipped_events)"
     assert tiers(index) == (4, 0, 0)
+
+
+@pytest.mark.parametrize("time", [float("nan"), float("inf"), None, "now", True])
+def test_a_time_that_is_none_costs_nothing_and_makes_no_earlier_batch_another_engines(time: Any) -> None:
+    index = Index()
+    path = path_on(index, can_replay=True)
+    path.feed_replay([b"", *frames(0, stored(TOKENS))], 0.0)
+    path.feed_replay([b"", b"", END_MARKER, b""], 0.0)
+    payload = msgspec.msgpack.encode([time, [stored([9] * 4, 50)], 0])
+    path.feed([b"topic", (2).to_bytes(8, "big"), payload], 0.0, wall=200.0)
+    path.feed(frames(1, stored([8] * 4, 60)), 0.0)  # late, and with a time
+    assert path.skipped == {"bad_timestamp": 1}
+    assert path.lag_s == 0.0
+    path.feed_replay([b"", *frames(0, stored(TOKENS))], 0.0)
+    path.feed_replay([b"", b"", END_MARKER, b""], 0.0)
+    assert (path.stream.counters.restarts, path.ledger.held_keys, str(path.trust)) == (0, 6, "exact")
 
 
 def test_an_unknown_kind_of_event_marks_the_trust_only() -> None:
