@@ -12,6 +12,7 @@ Rules
 """
 
 import time
+import weakref
 from collections.abc import Callable, Hashable, Iterable
 from typing import Any
 
@@ -95,6 +96,7 @@ class Fleet:
         self.scrape_interval_s = 0.0
         """How often the scraped columns are renewed; 0 while nobody scrapes."""
         self.when_released: list[Callable[[int], None]] = []
+        self._told: list[weakref.WeakMethod[Callable[[int], None]]] = []
         self.pending = PendingPrompts()
         """Prompts sent and without a first token: their blocks count as cached where they are."""
         self.adapters: list[Adapters | None] = [None] * capacity
@@ -183,6 +185,9 @@ class Fleet:
         self._removed.remove(slot)
         for told in self.when_released:
             told(slot)
+        for weak in self._told:
+            if method := weak():
+                method(slot)
         for name, default in self._columns.items():
             getattr(self, name)[slot] = default
         self.block_tokens[slot] = 0
@@ -192,6 +197,10 @@ class Fleet:
         for column in self.attributes.values():
             column[slot] = np.nan
         self._free.append(slot)
+
+    def tell_of_released(self, method: Callable[[int], None]) -> None:
+        """As `when_released`, for a method of something that may go before the fleet does: it is not kept alive by this."""
+        self._told = [*(weak for weak in self._told if weak() is not None), weakref.WeakMethod(method)]
 
     def __contains__(self, slot: int) -> bool:
         """Whether a live endpoint has this slot."""

@@ -77,7 +77,11 @@ class Plugin:
         """Resolve references to other plugins: `lookup(name, Kind)` returns the instance or raises LookupError."""
 
     def picked(self, request: Request, picks: Mapping[str, Slots], fleet: Fleet) -> None:
-        """Called once after the decision, with the slots that each profile picked, best first."""
+        """Called once after the decision, with the slots that each profile picked, best first. The destination's profile is the
+        first one."""
+
+    def take_over(self, old: "Plugin") -> None:
+        """Called when a reload has put this plugin in the place of `old`, of the same name and class: keep what it remembers."""
 
     def request_headers(
         self, request: Request, picks: Mapping[str, Slots], primary: str, candidates: Slots, fleet: Fleet
@@ -91,7 +95,7 @@ class Plugin:
         return None
 
     def response_headers(self, request: Request, picks: Mapping[str, Slots], fleet: Fleet) -> dict[str, str]:
-        """Headers for the client's response, such as a session token. Asked once, after the decision."""
+        """Headers for the client's response, such as a session token. `picks` as in `picked`, but asked with every look."""
         return {}
 
 

@@ -14,16 +14,45 @@ from indexer.tier import GPU
 
 
 class ApproximateCache:
-    """Block keys sent per slot. One block size. The event loop's thread owns it."""
+    """Block keys sent per slot. One block size at a time. The event loop's thread owns it."""
 
-    def __init__(self, fleet: Fleet, block_tokens: int, capacity_per_slot: int, max_tokens: int | None) -> None:
-        self.block_tokens = block_tokens
+    def __init__(
+        self,
+        fleet: Fleet,
+        block_tokens: int,
+        capacity_per_slot: int,
+        max_tokens: int | None,
+        *,
+        follows_engines: bool = False,
+    ) -> None:
+        """`follows_engines`: block size and capacity are those that the engines report, the given ones while they do not."""
         self._fleet = fleet
-        self._capacity = capacity_per_slot
-        self._max_blocks = max_tokens // block_tokens if max_tokens else None
+        self._block_tokens, self._capacity, self._max_tokens = block_tokens, capacity_per_slot, max_tokens
+        self._follows_engines = follows_engines
         self._index = Index()
         self._sent: dict[int, OrderedDict[int, None]] = {}
-        fleet.when_released.append(self.forget)
+        fleet.tell_of_released(self.forget)
+
+    def is_like(self, other: "ApproximateCache") -> bool:
+        """Whether both would remember the same."""
+        fields = ("_block_tokens", "_capacity", "_max_tokens", "_follows_engines")
+        return all(getattr(self, name) == getattr(other, name) for name in fields)
+
+    @property
+    def block_tokens(self) -> int:
+        """The first endpoint's where engines are followed. What was sent at another size is forgotten in its time."""
+        slots = self._fleet.slots()
+        if self._follows_engines and len(slots) and (reported := int(self._fleet.block_tokens[slots[0]])):
+            return reported
+        return self._block_tokens
+
+    def _capacity_of(self, slot: int) -> int:
+        tokens = self._fleet.kv_capacity_tokens[slot]
+        return max(1, int(tokens) // self.block_tokens) if self._follows_engines and tokens > 0 else self._capacity
+
+    @property
+    def _max_blocks(self) -> int | None:
+        return self._max_tokens // self.block_tokens if self._max_tokens else None
 
     def match(self, keys: Sequence[int]) -> Match:
         """Leading tokens that each endpoint was sent before."""
@@ -46,7 +75,7 @@ class ApproximateCache:
             held.pop(key, None)
             held[key] = None
         self._index.add(slot, GPU, keys)
-        dropped = [held.popitem(last=False)[0] for _ in range(len(held) - self._capacity)]
+        dropped = [held.popitem(last=False)[0] for _ in range(len(held) - self._capacity_of(slot))]
         if dropped:
             self._index.remove(slot, GPU, dropped)
 

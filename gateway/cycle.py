@@ -168,7 +168,7 @@ class Scheduler:
             slots=slots,
             destinations=addresses(slots, self._handler, self._fleet),
             headers={**told, **self._handler.headers(picks, self._fleet)},
-            response_headers=self._answer(request, picks),
+            response_headers=self._answer(request, _destination_first(picks, primary)),
             picks=picks,
             runs=runs,
             verdicts=verdicts,
@@ -181,8 +181,9 @@ class Scheduler:
 
     def tell(self, request: Request, decision: Decision) -> None:
         """The decision is carried out: plugins that keep something of it may do so."""
+        picks = _destination_first(decision.picks, decision.primary) if self._told else {}
         for plugin in self._told:
-            self._tell(plugin, request, decision.picks)
+            self._tell(plugin, request, picks)
 
     def _run(self, profile: Profile, request: Request, candidates: Slots) -> Run:
         filtered: list[tuple[str, Slots, Mask]] = []
@@ -310,3 +311,7 @@ class Scheduler:
         if (times := self.failures[key]) % 1000 == 1:
             fields = (plugin.name, plugin.type, doing, times)
             log.error("plugin-failed plugin=%s type=%s doing=%s times=%d", *fields, exc_info=error)
+
+
+def _destination_first(picks: Mapping[str, Slots], primary: str) -> Mapping[str, Slots]:
+    return picks if next(iter(picks)) == primary else {primary: picks[primary], **picks}

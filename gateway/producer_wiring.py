@@ -43,8 +43,14 @@ def producers_of(config: LoadedConfig, fleet: Fleet) -> Producers:
         if isinstance(plugin, PrecisePrefixCacheProducer):
             precise.append(name)
         elif isinstance(plugin, ApproxPrefixCacheProducer):
-            capacity = plugin.parameters.lru_capacity_per_server
-            approximate[name] = ApproximateCache(fleet, plugin.block_tokens, capacity, plugin.max_tokens)
+            given = plugin.parameters
+            approximate[name] = ApproximateCache(
+                fleet,
+                plugin.block_tokens,
+                given.lru_capacity_per_server,
+                plugin.max_tokens,
+                follows_engines=given.auto_tune,
+            )
     readers = tuple(plugin for plugin in config.plugins.values() if isinstance(plugin, HeaderReader))
     return Producers(precise=tuple(precise), approximate=approximate, default=config.default_match, readers=readers)
 

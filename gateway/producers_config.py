@@ -242,7 +242,9 @@ class ApproxPrefixCacheProducer(Producer, type="approx-prefix-cache-producer"):
     """Guess how much of a prompt each endpoint holds, from what this router has sent there.
 
     Use it where engines publish no events. It is added by itself where a plugin asks for matches and nothing produces them.
-    Source: llm-d-router approx-prefix-cache-producer.
+    With `autoTune` blocks are as large as the first endpoint's, and as many are remembered per endpoint as fit into its cache,
+    as last scraped; the parameters count until that is known. Only full blocks match, and only from the prompt's beginning.
+    Source: llm-d-router approx-prefix-cache-producer, where a block has at least 64 tokens.
     """
 
     class Parameters(plugin.Parameters, frozen=True, kw_only=True):

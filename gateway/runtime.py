@@ -4,7 +4,8 @@
     stop    NOT_SERVING -> drain -> gRPC port -> streams, scraper, discovery -> metrics port -> tokenizers
 
 A reload makes new plugins, profiles and tokenizers beside the old ones and swaps them between two requests; fleet, books
-and index stay. What only a restart can change (ports, TLS, index size) is said in the log.
+and index stay, and so does what plugins of the same name remember. What only a restart can change (ports, TLS, index size) is
+said in the log.
 """
 
 import asyncio
@@ -13,7 +14,7 @@ import logging
 import socket
 import time
 from collections import Counter
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from fleet.breaker import Breaker
 from fleet.fleet import Fleet
 from fleet.scraper import Scraper
 from gateway.admin_access import token_required
+from gateway.approximate import ApproximateCache
 from gateway.compatibility_metrics import CompatibilityMetrics
 from gateway.config import LoadedConfig, load
 from gateway.config_page import config_page
@@ -67,6 +69,7 @@ log = logging.getLogger(__name__)
 
 HOUSEKEEPING_S = 1.0
 PREFILL_LOOK_S = 0.05
+NOTHING_SENT: Mapping[str, ApproximateCache] = {}
 NO_DISCOVERY = "the configuration names no discovery, so there are no endpoints; add static-discovery or file-discovery"
 RESTART_ONLY = (
     *(
@@ -271,12 +274,15 @@ class Gateway:
         for name in RESTART_ONLY:
             if getattr(config.settings, name) != getattr(old, name):
                 log.warning("config_needs_restart setting=%s", name)
+        for name, plugin in config.plugins.items():
+            if type(there := self._config.plugins.get(name)) is type(plugin):
+                plugin.take_over(there)
         before = self._tokenizers
         self._use_tokenizers(tokenizers, config)
         self.models.configure(config.settings.models)
         self.path.scheduler = self._scheduler(config)
         self.path.scheduler.on_failure = self._plugin_failed
-        retired, self.path.producers = self.path.producers, self._producers(config)
+        retired, self.path.producers = self.path.producers, self._producers(config, self.path.producers.approximate)
         retired.close()
         self.path.settings = _path_settings(config)
         self._use_queue(config)
@@ -331,9 +337,14 @@ class Gateway:
         scheduler.tracing = self._tracing
         return scheduler
 
-    def _producers(self, config: LoadedConfig) -> Producers:
+    def _producers(self, config: LoadedConfig, before: Mapping[str, ApproximateCache] = NOTHING_SENT) -> Producers:
+        made = producers_of(config, self.fleet)
+        approximate = {
+            name: old if (old := before.get(name)) is not None and old.is_like(new) else new
+            for name, new in made.approximate.items()
+        }
         bursts = bursts_of(config, self.fleet, self.metrics)
-        return msgspec.structs.replace(producers_of(config, self.fleet), bursts=bursts)
+        return msgspec.structs.replace(made, approximate=approximate, bursts=bursts)
 
     def _plugin_failed(self, plugin: str, doing: str) -> None:
         self.metrics.plugin_errors.labels(plugin).inc()

@@ -7,7 +7,7 @@ from msgspec import Meta
 
 from fleet import plugin
 from fleet.fleet import Fleet, Slots, Vector
-from fleet.plugin import Scorer
+from fleet.plugin import Plugin, Scorer
 from fleet.request import Request
 
 
@@ -50,7 +50,7 @@ class NoHitLRUScorer(Scorer, type="no-hit-lru-scorer"):
 
     def picked(self, request: Request, picks: Mapping[str, Slots], fleet: Fleet) -> None:
         if fleet is not self._fleet:
-            fleet.when_released.append(lambda slot: self._used.pop(slot, None))
+            fleet.tell_of_released(self._forget)
             self._fleet = fleet
         if self._warm(request, fleet.slots()):
             return
@@ -61,6 +61,14 @@ class NoHitLRUScorer(Scorer, type="no-hit-lru-scorer"):
         most = self.parameters.lru_size if self.parameters.lru_size > 0 else 1024
         while len(self._used) > most:
             self._used.popitem(last=False)
+
+    def take_over(self, old: Plugin) -> None:
+        if isinstance(old, NoHitLRUScorer) and old._fleet is not None:
+            self._used, self._fleet = old._used, old._fleet
+            self._fleet.tell_of_released(self._forget)
+
+    def _forget(self, slot: int) -> None:
+        self._used.pop(slot, None)
 
     def _warm(self, request: Request, slots: Slots) -> bool:
         match = request.match(self.parameters.prefix_match_info_producer_name)

@@ -92,7 +92,9 @@ class _Affinity(Plugin):
         """Per candidate whether the session is bound to it; all False for a request without a session or a stranger."""
         if self.parameters.strategy == "session_id":
             found = self._sessions.get(self._session(request) or "")
-            slot = fleet.slot_of(found[0], found[1]) if found else None
+            if found is None or self._is_over(found[2], fleet.clock()):
+                return np.zeros(len(candidates), np.bool_)
+            slot = fleet.slot_of(found[0], found[1])
             return candidates == slot if slot is not None else np.zeros(len(candidates), np.bool_)
         wanted = _decoded(request.headers.get(self.parameters.encoded_endpoint_header_config.header.lower()))
         if wanted is None:
@@ -106,15 +108,16 @@ class _Affinity(Plugin):
             return
         session, slot = self._session(request), self._remembered(picks)
         now = fleet.clock()
-        while (
-            self._sessions
-            and next(iter(self._sessions.values()))[2] + self.parameters.session_id_config.eviction_ttl_seconds < now
-        ):
+        while self._sessions and self._is_over(next(iter(self._sessions.values()))[2], now):
             self._sessions.popitem(last=False)
         if session and slot is not None:
             endpoint = fleet.endpoint(slot)
             self._sessions[session] = (endpoint.address, endpoint.rank, now)
             self._sessions.move_to_end(session)
+
+    def take_over(self, old: Plugin) -> None:
+        if isinstance(old, _Affinity) and old.parameters.session_id_config == self.parameters.session_id_config:
+            self._sessions = old._sessions
 
     def response_headers(self, request: Request, picks: Mapping[str, Slots], fleet: Fleet) -> dict[str, str]:
         slot = self._remembered(picks)
@@ -125,11 +128,13 @@ class _Affinity(Plugin):
         return {self.parameters.encoded_endpoint_header_config.header: token}
 
     def _remembered(self, picks: Mapping[str, Slots]) -> int | None:
-        """The slot to bind to. The destination's profile is `decode` where there are several, else the only one."""
-        slots = picks.get(self.parameters.profile_name or "decode")
-        if slots is None and not self.parameters.profile_name:
-            slots = next(iter(picks.values()), None)
+        """The slot to bind to; None where its profile picked nobody."""
+        name = self.parameters.profile_name
+        slots = picks.get(name) if name else next(iter(picks.values()), None)
         return int(slots[0]) if slots is not None and len(slots) else None
+
+    def _is_over(self, last: float, now: float) -> bool:
+        return last + self.parameters.session_id_config.eviction_ttl_seconds < now
 
     def _session(self, request: Request) -> str | None:
         for source in self.parameters.session_id_config.sources:

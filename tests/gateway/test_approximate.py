@@ -1,5 +1,8 @@
 """What the router remembers of prompts it sent, where engines tell nothing."""
 
+import gc
+import weakref
+
 from fleet.endpoint import Endpoint
 from fleet.fleet import Fleet
 from gateway.approximate import ApproximateCache
@@ -39,3 +42,25 @@ def test_a_slot_that_changes_hands_is_forgotten() -> None:
     fleet.remove(0)
     fleet.release(0)
     assert remembered.match([1]).tokens[0] == 0
+
+
+def test_engines_that_report_their_cache_are_followed() -> None:
+    fleet, _ = cache(100)
+    remembered = ApproximateCache(fleet, 16, 100, 320, follows_engines=True)
+    assert (remembered.block_tokens, remembered.match(range(30)).total_tokens) == (16, 320)
+    fleet.block_tokens[0] = 64
+    assert (remembered.block_tokens, remembered.match(range(30)).total_tokens) == (64, 320)
+    fleet.kv_capacity_tokens[0] = 2 * 64 + 5
+    for slot in (0, 1):
+        remembered.sent(slot, [1, 2, 3])
+    assert remembered.match([1, 2, 3]).tokens[:2].tolist() == [128, 192]
+
+
+def test_it_is_not_kept_alive_by_the_fleet() -> None:
+    fleet, remembered = cache(100)
+    gone = weakref.ref(remembered)
+    del remembered
+    gc.collect()
+    assert gone() is None
+    fleet.remove(0)
+    fleet.release(0)

@@ -19,6 +19,7 @@ from gateway.profile_handlers import (
     SingleProfileHandler,
     StageDeciders,
     StagedHandler,
+    StageNames,
 )
 
 NONE = plugin.Parameters()
@@ -343,6 +344,30 @@ def test_plugins_hear_of_the_picks_and_may_answer_the_client() -> None:
     decision = decided(single(fleet, (hears, 1.0), plugins=[hears]).schedule(request(), fleet.slots()))
     assert told[0]["default"].tolist() == [1]
     assert decision.response_headers == {"x-session-token": "t"}
+
+
+def test_plugins_hear_of_the_destinations_pick_first_whatever_the_order_and_names_of_the_stages() -> None:
+    told: list[list[str]] = []
+
+    class Hears(Fixed):
+        def picked(self, request: Request, picks: Mapping[str, Slots], fleet: Fleet) -> None:
+            told.append(list(picks))
+
+        def response_headers(self, request: Request, picks: Mapping[str, Slots], fleet: Fleet) -> dict[str, str]:
+            return {"x-first": next(iter(picks))}
+
+    fleet = make_fleet(2)
+    hears = Hears("s", [0, 1])
+    handler = DisaggProfileHandler(
+        "h",
+        DisaggProfileHandler.Parameters(stage_order="prefill-first", profiles=StageNames(prefill="p", decode="d")),
+    )
+    handler.use_profiles(["p", "d"])
+    scheduler = Scheduler(fleet, [profile("p", (hears, 1.0)), profile("d")], handler, plugins=[hears])
+    decision = decided(scheduler.schedule(request(), fleet.slots()))
+    assert list(decision.picks) == ["p", "d"]
+    assert told == [["d", "p"]]
+    assert decision.response_headers == {"x-first": "d"}
 
 
 def test_producers_that_know_something_run_first_and_may_fail() -> None:

@@ -187,3 +187,26 @@ async def test_a_burst_window_that_is_open_ends_with_the_gateway(tmp_path: Path,
     async with asyncio.timeout(5):
         answers = await asyncio.gather(*asked)
     assert len({it.destination[0] for it in answers if isinstance(it, Decided)}) == 1
+
+
+async def test_what_was_sent_where_and_whose_session_it_was_outlive_a_reload(running: Running) -> None:
+    running.document["plugins"] += [
+        {"type": "approx-prefix-cache-producer"},
+        {"type": "session-affinity-scorer", "parameters": {"strategy": "session_id"}},
+    ]
+    running.document["schedulingProfiles"][0]["plugins"].append({"pluginRef": "session-affinity-scorer"})
+    running.write()
+    await running.until(lambda: running.reloads("ok") == 1, "the first reload")
+    path = running.gateway.path
+    sent = path.producers.approximate["approx-prefix-cache-producer"]
+    old = running.gateway._config.plugins["session-affinity-scorer"]
+    running.write(responseHeaders=True)
+    await running.until(lambda: running.reloads("ok") == 2, "the second reload")
+    assert path.producers.approximate["approx-prefix-cache-producer"] is sent
+    new = running.gateway._config.plugins["session-affinity-scorer"]
+    assert new is not old
+    assert new._sessions is old._sessions  # type: ignore[attr-defined]
+    running.document["plugins"][-2]["parameters"] = {"lruCapacityPerServer": 5}
+    running.write()
+    await running.until(lambda: running.reloads("ok") == 3, "the third reload")
+    assert path.producers.approximate["approx-prefix-cache-producer"] is not sent

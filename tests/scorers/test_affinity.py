@@ -116,7 +116,7 @@ def test_a_session_token_that_means_nothing_is_no_session(fleet: Fleet, make: Ma
 
 def test_the_token_on_the_response_brings_the_session_back(fleet: Fleet, make: Make, ask: Ask) -> None:
     scorer = make("session-affinity-scorer")
-    headers = scorer.response_headers(ask(), {"prefill": np.array([0]), "decode": np.array([2])}, fleet)
+    headers = scorer.response_headers(ask(), {"decode": np.array([2]), "prefill": np.array([0])}, fleet)
     assert list(headers) == ["x-session-token"]
     again = ask(headers=headers)
     assert scorer.score(again, fleet.slots(), fleet).tolist() == [0, 0, 1, 0]
@@ -135,7 +135,8 @@ def test_session_ids_are_remembered_here_and_forgotten_after_a_while(make: Make,
     scorer.picked(request, {"default": np.array([1])}, fleet)
     assert scorer.response_headers(request, {"default": np.array([1])}, fleet) == {}
     assert scorer.score(request, fleet.slots(), fleet).tolist() == [0, 1]
-    now = 301.0
+    now = 301.0  # whether anybody else has come since or not
+    assert scorer.score(request, fleet.slots(), fleet).tolist() == [0, 0]
     scorer.picked(ask(headers={"x-session-id": "other"}), {"default": np.array([0])}, fleet)
     assert scorer.score(request, fleet.slots(), fleet).tolist() == [0, 0]
 
@@ -177,3 +178,23 @@ def test_nearness_to_the_earlier_pick(make: Make, ask: Ask) -> None:
     assert scorer.score(request, fleet.slots(), fleet).tolist() == [1, 1, 0.05, 0]
     assert keep.keep(request, fleet.slots(), fleet).tolist() == [True, True, True, False]
     assert keep.keep(request, np.array([3]), fleet).all(), "nobody near: keep all"
+
+
+def test_a_named_profiles_pick_is_remembered_instead_of_the_destinations(fleet: Fleet, make: Make, ask: Ask) -> None:
+    scorer = make("session-affinity-scorer", strategy="session_id", profile_name="prefill")
+    request = ask(headers={"x-session-id": "s"})
+    scorer.picked(request, {"decode": np.array([2])}, fleet)
+    assert scorer.score(request, fleet.slots(), fleet).tolist() == [0, 0, 0, 0]
+    scorer.picked(request, {"decode": np.array([2]), "prefill": np.array([1])}, fleet)
+    assert scorer.score(request, fleet.slots(), fleet).tolist() == [0, 1, 0, 0]
+
+
+def test_what_plugins_remember_is_taken_over(fleet: Fleet, make: Make, ask: Ask) -> None:
+    request = ask(64, matched=[0, 0, 0, 0], headers={"x-session-id": "s"})
+    for kind, more in (("session-affinity-scorer", {"strategy": "session_id"}), ("no-hit-lru-scorer", {})):
+        old, newer, fresh = (make(kind, **more) for _ in range(3))
+        old.picked(request, {"default": np.array([1])}, fleet)
+        newer.take_over(old)
+        seen = newer.score(request, fleet.slots(), fleet).tolist()
+        assert seen == old.score(request, fleet.slots(), fleet).tolist()
+        assert seen != fresh.score(request, fleet.slots(), fleet).tolist()
