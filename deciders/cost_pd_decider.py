@@ -1,3 +1,4 @@
+import math
 from typing import Annotated, Literal
 
 import numpy as np
@@ -136,11 +137,12 @@ class CostPdDecider(Decider, type="cost-pd-decider"):
     def _slack(self, request: Request, batch: float, context: float) -> float:
         target = self.parameters.tpot_target_ms
         for header in TPOT_HEADERS:
-            if value := request.headers.get(header):
-                try:
-                    target = float(value)
-                except ValueError:
-                    continue  # the client's header, not ours to trip over; the configured target stands
+            try:
+                asked = float(request.headers.get(header, ""))
+            except ValueError:
+                continue  # the client's header, not ours to trip over; the configured target stands
+            if 0 < asked < math.inf:
+                target = asked
                 break
         if target is None:
             return self.parameters.tpot_slack_ms

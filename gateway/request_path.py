@@ -242,7 +242,12 @@ class RequestPath:
         except Exception:  # an explanation is never worth a request
             log.exception("explain_failed request_id=%s", head.request_id)
             return answer()
-        return with_explanation(head.headers, kept, answer())
+        given = answer()  # what is reserved now is released by whoever gets this
+        try:
+            return with_explanation(head.headers, kept, given)
+        except Exception:
+            log.exception("explain_failed request_id=%s", head.request_id)
+            return given
 
     @staticmethod
     def _holds_prefix(request: Request, decision: Decision, found: Found | None, keys: Keys | None) -> bool:

@@ -21,7 +21,9 @@ class ActiveRequestScorer(Scorer, type="active-request-scorer"):
     """
 
     class Parameters(plugin.Parameters, frozen=True, kw_only=True):
-        idle_threshold: Annotated[int, Meta(description="Requests up to which an endpoint counts as idle.")] = 0
+        idle_threshold: Annotated[
+            int, Meta(description="Requests up to which an endpoint counts as idle; below 0 means 0.")
+        ] = 0
         max_busy_score: Annotated[float, Meta(description="Best score of a busy endpoint; outside 0..1 means 1.")] = 1.0
         in_flight_load_producer_name: Annotated[str | None, Meta(description="Must exist where it is given.")] = None
         request_timeout: Annotated[str | None, Meta(description="Accepted and not used: the books have one.")] = None
@@ -34,11 +36,12 @@ class ActiveRequestScorer(Scorer, type="active-request-scorer"):
     def score(self, request: Request, candidates: Slots, fleet: Fleet) -> Vector:
         count = fleet.in_flight[candidates]
         most = largest(count)
-        if most <= self.parameters.idle_threshold:
+        idle = max(self.parameters.idle_threshold, 0)
+        if most <= idle:
             return np.ones(len(count))
         best = self.parameters.max_busy_score
         if not 0.0 <= best <= 1.0:
             best = 1.0
         busy: Vector = (most - count) / most * best
-        busy[count <= self.parameters.idle_threshold] = 1.0
+        busy[count <= idle] = 1.0
         return busy

@@ -52,7 +52,7 @@ class ContextLengthAware(Filter, Scorer, type="context-length-aware"):
         width = np.maximum(high - low, 1.0)
         inside = 0.3 + 0.7 * (0.7 / (1.0 + width / 10000.0) + 0.3 * (high - tokens) / width)
         inside = np.where(high == low, 1.0, inside)
-        outside = 0.3 / (1.0 + np.maximum(low - tokens, tokens - high) / 1000.0)
+        outside = 0.3 / (1.0 + np.maximum(0.0, np.maximum(low - tokens, tokens - high)) / 1000.0)
         score: Vector = np.where((low <= tokens) & (tokens <= high), inside, outside)
         score = np.where(low == UNLABELLED, 0.5, score)
         return np.where(low == BAD, 0.0, score)

@@ -82,8 +82,10 @@ class EndpointAttributeScorer(Scorer, type="endpoint-attribute-scorer"):
         known = ~np.isnan(values)
         if not known.any():
             return np.zeros(len(candidates))
-        fixed = self.parameters.algorithm.normalization.fixed_range
-        low, high = (fixed.min, fixed.max) if fixed else (float(values[known].min()), float(values[known].max()))
+        fixed, finite = self.parameters.algorithm.normalization.fixed_range, values[np.isfinite(values)]
+        if not fixed and not len(finite):
+            return known.astype(float)
+        low, high = (fixed.min, fixed.max) if fixed else (float(finite.min()), float(finite.max()))
         if high == low:
             return known.astype(float)
         share = np.clip((values - low) / (high - low), 0.0, 1.0)

@@ -62,8 +62,9 @@ def test_a_table_of_ones_own_must_make_sense() -> None:
             CostPdDecider.Parameters(linear_ms=table)
 
 
-def test_a_client_with_a_broken_target_gets_the_configured_one() -> None:
-    numbers = decide(busy(make_fleet(), 64), 8000, tpot="soon", tpot_target_ms=60.0).numbers
+@pytest.mark.parametrize("tpot", ["soon", "", "nan", "inf", "-inf", "0", "-5", "1e999"])
+def test_a_client_with_a_broken_target_gets_the_configured_one(tpot: str) -> None:
+    numbers = decide(busy(make_fleet(), 64), 8000, tpot=tpot, tpot_target_ms=60.0).numbers
     assert numbers["slack_ms"] == pytest.approx(60 - TABLES["8b-h100-tp1"].decode_step(64, 64_000))
 
 

@@ -16,6 +16,7 @@ from fleet.listing import Listing
 from gateway.approximate import ApproximateCache
 from gateway.config import load_text
 from gateway.config_document import Model
+from gateway.decision_log import DecisionLog
 from gateway.extproc.decision import Decided, Head, Rejected
 from gateway.matching import Matcher
 from gateway.metrics import Metrics
@@ -489,3 +490,21 @@ async def test_without_a_match_the_response_claims_neither_cached_tokens_nor_tru
     assert answer.response_headers["x-request-id"] == "r1"
     assert "x-warmroute-predicted-cached-tokens" not in answer.response_headers
     assert "x-warmroute-trust" not in answer.response_headers
+
+
+async def test_an_explanation_that_fails_costs_neither_the_request_nor_the_books(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def broken(*_: object) -> str:
+        raise RuntimeError("an explanation that nobody can write down")
+
+    world = World()
+    world.path.decisions = DecisionLog(world.fleet, lambda _: exact(0.0))
+    monkeypatch.setattr("gateway.decision_log.header_text", broken)
+    headers = {"content-type": "application/json", "x-warmroute-explain": "1"}
+    answer = await world.ask(CHAT, headers=headers)
+    assert isinstance(answer, Decided)
+    assert answer.observer is not None
+    assert world.fleet.in_flight.sum() == 1
+    answer.observer.aborted("ended-before-response")
+    assert world.fleet.in_flight.sum() == 0

@@ -153,15 +153,16 @@ def test_the_session_of_a_request_comes_from_a_header_or_a_cookie(fleet: Fleet, 
     assert request.session_id == "c"
 
 
+@pytest.mark.filterwarnings("error::RuntimeWarning")
 def test_the_context_length_formula(make: Make, ask: Ask) -> None:
     fleet = Fleet()
-    for number, text in enumerate(["0-1000", "1000-1000", "5000-9000", None, "many", "9-1"]):
+    for number, text in enumerate(["0-1000", "1000-1000", "5000-9000", None, "many", "9-1", "0-2000"]):
         labels = {"llm-d.ai/context-length-range": text} if text else {}
         fleet.add(Endpoint(name=f"e{number}", address=f"10.0.0.{number}:1", labels=labels))
     plugin = make("context-length-aware", enable_filtering=True)
     scores = plugin.score(ask(1000), fleet.slots(), fleet).tolist()
-    assert scores == pytest.approx([0.3 + 0.7 * 0.7 / 1.1, 1, 0.3 / 5, 0.5, 0, 0])
-    assert plugin.keep(ask(1000), fleet.slots(), fleet).tolist() == [True, True, False, True, False, False]
+    assert scores == pytest.approx([0.3 + 0.7 * 0.7 / 1.1, 1, 0.3 / 5, 0.5, 0, 0, 0.3 + 0.7 * (0.7 / 1.2 + 0.15)])
+    assert plugin.keep(ask(1000), fleet.slots(), fleet).tolist() == [True, True, False, True, False, False, True]
     assert plugin.keep(ask(0), fleet.slots(), fleet).all()
     assert make("context-length-aware").keep(ask(1000), fleet.slots(), fleet).all()
 

@@ -126,6 +126,10 @@ def test_an_attribute_scores_over_its_range_and_missing_is_nothing(fleet: Fleet,
     )
     assert adaptive.score(ask(), np.array([0, 1]), fleet).tolist() == [0, 1]
     assert adaptive.score(ask(), np.array([1, 3]), fleet).tolist() == [1, 0]
+    fleet.attribute("gpu")[:4] = [0.25, np.inf, 0.75, -np.inf]
+    assert adaptive.score(ask(), fleet.slots(), fleet).tolist() == [0, 1, 1, 0]
+    assert adaptive.score(ask(), np.array([1, 3]), fleet).tolist() == [1, 1]
+    assert scorer.score(ask(), fleet.slots(), fleet).tolist() == [0.75, 0, 0.25, 1]
 
 
 def test_an_attribute_filter_compares_and_says_what_missing_means(fleet: Fleet, make: Make, ask: Ask) -> None:

@@ -43,6 +43,8 @@ def test_active_requests_come_from_the_books(fleet: Fleet, make: Make, ask: Ask)
     assert idle.score(ask(), fleet.slots(), fleet).tolist() == [1, 0, 1, 0.25]
     outside = make("active-request-scorer", max_busy_score=7.0)
     assert outside.score(ask(), fleet.slots(), fleet)[2] == 0.75
+    fleet.in_flight[:4] = 0
+    assert make("active-request-scorer", idle_threshold=-1).score(ask(), fleet.slots(), fleet).tolist() == [1, 1, 1, 1]
 
 
 def test_token_load_counts_this_requests_uncached_tokens_too(fleet: Fleet, make: Make, ask: Ask) -> None:
