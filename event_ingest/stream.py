@@ -17,6 +17,8 @@
 # 3. Every question starts at the last batch that was applied, not after it: its time is compared with the one remembered. A
 #    different time for a known number is another incarnation of the engine; an answer that does not reach that number means
 #    that the engine has published less than we have seen: another incarnation too.
+#    A probe reaches further back: where the first batches of a new incarnation were lost on a link that never broke, and the
+#    next one joined by its number, the last batches are the new one's, and only those before tell.
 # 4. A number that falls back is a duplicate if that number is remembered with that time, otherwise another incarnation.
 # 5. The end marker is not believed. An answer with holes, one that stops early, and none at all are followed by another question
 #    from the last contiguous batch; a long answer is followed by a short confirming one. Questions without progress are bounded.
@@ -103,6 +105,8 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     """A stream that says nothing for so long is asked whether it is still the same; 0 never asks."""
     probe_again_s: float = 1.0
     """Probes that a response gives reason for (`probe`) are at least so far apart."""
+    probe_back: int = 64
+    """Batches before the last one that a probe asks for as well."""
     doubt_after_s: float = 0.5
     """An engine that does not answer such a probe for so long is in doubt, well before the question has failed."""
 
@@ -121,9 +125,9 @@ class Counters(msgspec.Struct):
 
 
 class _Question(msgspec.Struct):
-    start: int
+    last: int  # the batch that an answer must reach back to
     deadline: float
-    known: bool  # whether `start` is a batch that was applied, so that an answer must contain it
+    known: bool  # whether that is a batch that was applied, so that an answer must contain it
     repair: bool = False
     doubt_at: float = math.inf  # when no answer begins to mean something
     progress: bool = False
@@ -252,7 +256,7 @@ class Stream:
             self._next = seq
             if seq > 0:
                 self._fault = (Reason.LOST_BATCHES, f"the engine's buffer begins at batch {seq}")
-        elif question.answers == 1 and seq > question.start and self._next > 0 and not self._same(seq, ts):
+        elif question.answers == 1 and seq > question.last and self._next > 0 and not self._same(seq, ts):
             # The buffer no longer reaches back to the last batch applied. Even where the numbers join, nobody can say
             # that they belong to the same incarnation.
             self._lose("older than the engine's buffer", max(seq - self._next, 0))
@@ -260,7 +264,7 @@ class Stream:
             self._next = max(seq, self._next)
         self._unverified = False  # the first answer was the last batch applied, or what follows a loss
         if seq < self._next:
-            self.counters.duplicates += 1
+            self.counters.duplicates += seq > question.last  # what was asked for although it is known is none
             self._drain()
         elif seq == self._next:
             question.progress = True
@@ -276,7 +280,7 @@ class Stream:
         if question is None:
             return self._done(now)
         self._question = None
-        if question.known and question.newest < question.start:
+        if question.known and question.newest < question.last:
             # The engine does not have the last batch that we had applied: it has published less than we have seen.
             self._restart(now)
             return self._done(now)
@@ -317,7 +321,7 @@ class Stream:
             and now - self._heard_at >= self._limits.probe_idle_s
         ):
             self._heard_at = now
-            self._ask(now)
+            self._ask(now, back=self._limits.probe_back)
         return self._done(now)
 
     def probe(self, now: float, *, stale: bool) -> list[Effect]:
@@ -416,19 +420,19 @@ class Stream:
     def _probe(self, now: float) -> None:
         if self._question is None and now - self._probed_at >= self._limits.probe_again_s:
             self._probed_at, self._probe_wanted = now, False
-            self._ask(now, doubt_at=now + self._limits.doubt_after_s)
+            self._ask(now, back=self._limits.probe_back, doubt_at=now + self._limits.doubt_after_s)
 
-    def _ask(self, now: float, *, repair: bool = False, doubt_at: float = math.inf) -> None:
-        start = 0 if repair or self._next is None else max(self._next - 1, 0)
+    def _ask(self, now: float, *, repair: bool = False, back: int = 0, doubt_at: float = math.inf) -> None:
+        last = 0 if repair or self._next is None else max(self._next - 1, 0)
         self._question = _Question(
-            start=start,
+            last=last,
             deadline=now + self._limits.answer_timeout_s,
             known=self._next is not None and self._next > 0,
             repair=repair,
             doubt_at=doubt_at,
         )
         self.counters.questions += 1
-        self._out.append(AskReplay(start))
+        self._out.append(AskReplay(max(last - back, 0)))
 
     def _settle(self, now: float, *, asked: bool = False, silent: bool = False) -> None:
         """After an answer, or without one: complete, worth another question, or given up."""

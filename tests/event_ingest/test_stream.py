@@ -361,7 +361,7 @@ def test_a_restart_during_a_replay_starts_over() -> None:
 def test_a_quiet_stream_is_probed_and_a_lost_last_batch_found() -> None:
     drive = Drive().synced(0, 1)
     drive.wait(11)
-    assert (drive.asked, drive.trust) == ([1], "exact")
+    assert (drive.asked, drive.trust) == ([0], "exact")
     drive.replay(1, 2)
     assert (drive.applied, drive.trust) == ([2], "exact")
 
@@ -437,3 +437,34 @@ def test_another_incarnation_that_joins_by_number_before_the_question_is_asked_i
     assert (drive.of(DropAll), drive.trust) == ([DropAll("engine_restarted")], "blind(syncing)")
     drive.replay(0, 1, 2, 3)
     assert (drive.applied, drive.trust) == ([0, 1, 2, 3], "exact")
+
+
+@pytest.mark.parametrize("sign", ["silence", "response"])
+def test_another_incarnation_that_joined_by_number_on_a_link_that_never_broke_is_found_out_by_a_probe(
+    sign: str,
+) -> None:
+    drive = Drive().synced(0)
+    drive.era = 5000.0
+    drive.live(1, 2)  # its batch 0 was lost on the way
+    assert (drive.applied, drive.trust) == ([1, 2], "exact")
+    if sign == "silence":
+        drive.wait(11)
+    else:
+        drive.take(drive.stream.probe(drive.now, stale=True))
+    assert drive.asked == [0]
+    drive.replay(0, 1, 2)
+    assert (drive.of(DropAll), drive.trust) == ([DropAll("engine_restarted")], "blind(syncing)")
+
+
+def test_a_buffer_that_reaches_back_to_the_last_batch_only_is_enough_for_a_probe() -> None:
+    drive = Drive().synced(0, 1, 2, 3)
+    drive.wait(11)
+    drive.replay(3, 4)
+    assert (drive.applied, drive.of(Lost), drive.trust) == ([4], [], "exact")
+
+
+def test_an_engine_that_has_published_less_than_we_have_seen_is_found_out_by_a_probe() -> None:
+    drive = Drive().synced(0, 1, 2, 3)
+    drive.wait(11)
+    drive.replay(0, 1, 2)
+    assert (drive.of(DropAll), drive.trust) == ([DropAll("engine_restarted")], "blind(syncing)")
