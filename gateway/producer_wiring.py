@@ -12,6 +12,7 @@ from indexer.index import Index
 from indexer.matched import DEFAULT_WEIGHTS
 from indexer.predicted import Predicted
 from indexer.tier import NAMES
+from scorers.inflight_load_producer import InFlightLoadProducer
 
 
 def index_of(config: LoadedConfig) -> Index:
@@ -52,7 +53,21 @@ def producers_of(config: LoadedConfig, fleet: Fleet) -> Producers:
                 follows_engines=given.auto_tune,
             )
     readers = tuple(plugin for plugin in config.plugins.values() if isinstance(plugin, HeaderReader))
-    return Producers(precise=tuple(precise), approximate=approximate, default=config.default_match, readers=readers)
+    return Producers(
+        precise=tuple(precise),
+        approximate=approximate,
+        default=config.default_match,
+        booked=_booked(config),
+        readers=readers,
+    )
+
+
+def _booked(config: LoadedConfig) -> str:
+    """Whoever reads the books' tokens as work names the match that they are counted by: the scorer that prices, else llm-d's
+    in-flight load."""
+    counts = [plugin for plugin in config.plugins.values() if isinstance(plugin, InFlightLoadProducer)]
+    named = [it.parameters.prefix_match_info_producer_name for it in (config.pricing, *counts) if it is not None]
+    return next((name for name in named if name), "")
 
 
 def bursts_of(config: LoadedConfig, fleet: Fleet, metrics: Metrics) -> dict[str, BurstRoom]:

@@ -17,6 +17,8 @@ class Producers(msgspec.Struct, frozen=True, kw_only=True):
     bursts: Mapping[str, BurstRoom] = {}
     """Only those whose match something reads."""
     default: str = ""
+    booked: str = ""
+    """Whose match says what a request costs in the books; "" for the default one's."""
     readers: tuple[HeaderReader, ...] = ()
     """What reads attributes from a request's headers, in the order of the configuration."""
 

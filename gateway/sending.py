@@ -10,7 +10,7 @@ import numpy as np
 
 from fleet.books import Books
 from fleet.breaker import Breaker
-from fleet.fleet import Fleet
+from fleet.fleet import Fleet, Vector
 from fleet.request import Request
 from fleet.work import cached_tokens
 from gateway.cycle import Decision
@@ -80,7 +80,9 @@ class Sending:
         chain = keys.for_slot(slot) if keys and slot in keys.block_of else ()
         # Only a stream shows when its prefill is over; other answers come whole, and progress is told by events.
         unseen = ask.parsed is not None and ask.parsed.get("stream") is not True
-        self._reserve(request, slot, elsewhere, chain, unseen, usual_output, now)
+        # What is being computed there for others counts as cached: this prompt will not be computed again.
+        held = cached_tokens(request, np.array([slot, *elsewhere]), self._fleet, producers.booked or None)
+        self._reserve(request, slot, elsewhere, held, chain, unseen, usual_output, now)
         for stage in encoding:  # a request in flight until the first token, and nothing of the prompt
             self._books.reserve(request.id, stage, 0, 0, now, prefill_only=True, model=request.target_model)
         self._breaker.dispatched(slot, now)
@@ -139,14 +141,13 @@ class Sending:
         request: Request,
         slot: int,
         elsewhere: list[int],
+        held: Vector,
         chain: Sequence[int],
         unseen: bool,
         usual_output: float,
         now: float,
     ) -> None:
         prompt_tokens = float(request.prompt_tokens)
-        # What is being computed there for others counts as cached: this prompt will not be computed again.
-        held = cached_tokens(request, np.array([slot, *elsewhere]), self._fleet)
         self._books.reserve(
             request.id,
             slot,

@@ -1,6 +1,7 @@
 import random
 from typing import Annotated, Any, Literal
 
+import msgspec
 import numpy as np
 from msgspec import Meta
 
@@ -27,7 +28,7 @@ class PrefixCacheAffinityFilter(Filter, type="prefix-cache-affinity-filter"):
         exploration_probability: Annotated[float, Meta(ge=0, le=1, description="How often all are kept.")] = 0.0
         max_ttft_penalty_ms: Annotated[
             float, Meta(ge=0, description="Longest extra wait to accept, ms; 0: always stick.")
-        ] = 18000.0
+        ] = msgspec.field(name="maxTTFTPenaltyMs", default=18000.0)
         ttft_source: Annotated[
             Literal["prefillThroughput", "latencyPredictor"], Meta(description="Only prefillThroughput is available.")
         ] = "prefillThroughput"

@@ -8,7 +8,11 @@ import pytest
 
 from fleet.breaker import State
 from fleet.endpoint import Endpoint
+from gateway.config import load_text
 from gateway.extproc.decision import Decided
+from gateway.producer_wiring import producers_of
+from indexer.block_key import block_keys, root_key
+from indexer.tier import GPU
 from tests.gateway.test_request_path import CHAT, CONFIG, TOKENS, World
 from tokenization.tokenized import Tokenized
 
@@ -116,3 +120,31 @@ async def test_a_name_made_for_a_twin_is_nobody_elses() -> None:
         assert observer is not None
         observer.aborted("gone")
         assert world.fleet.in_flight[0] == len(world.books) == left
+
+
+@pytest.mark.parametrize(
+    ("plugins", "booked"),
+    [
+        ("- {type: queue-scorer}", ""),
+        ("- {type: expected-work-scorer, parameters: {prefixMatchInfoProducerName: other}}", "other"),
+        ("- {type: inflight-load-producer, parameters: {prefixMatchInfoProducerName: other}}", "other"),
+        (
+            "- {type: inflight-load-producer, parameters: {prefixMatchInfoProducerName: approx-prefix-cache-producer}}\n"
+            "- {type: expected-work-scorer, parameters: {prefixMatchInfoProducerName: other}}",
+            "other",
+        ),
+    ],
+)
+async def test_the_books_count_by_the_match_that_prices(plugins: str, booked: str) -> None:
+    head = "apiVersion: llm-d.ai/v1alpha1\nkind: EndpointPickerConfig\nplugins:\n"
+    text = (
+        head
+        + f"- {{type: approx-prefix-cache-producer}}\n- {{type: precise-prefix-cache-producer, name: other}}\n{plugins}"
+    )
+    world = World(roles=[""])
+    world.path.producers = producers_of(load_text(text), world.fleet)
+    assert (world.path.producers.default, world.path.producers.booked) == ("approx-prefix-cache-producer", booked)
+    world.path.producers.approximate["approx-prefix-cache-producer"].sent(0, block_keys(root_key("m"), TOKENS[:32], 16))
+    world.index.add(0, GPU, block_keys(root_key("m"), TOKENS[:64], 16))
+    await world.ask(CHAT)
+    assert world.fleet.in_flight_tokens[0] == (36 if booked else 68)
