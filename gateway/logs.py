@@ -76,7 +76,7 @@ class Repeats(logging.Filter):
             seen = self._seen[key] = _Seen(since=record.created)
             if len(self._seen) > self._remembered:
                 self._seen.popitem(last=False)
-        elif record.created - seen.since >= self._every_s:
+        elif not 0 <= record.created - seen.since < self._every_s:  # below 0: the wall clock was set back
             record.left_out = seen.left_out
             seen.since, seen.written, seen.left_out = record.created, 0, 0
         seen.written += 1

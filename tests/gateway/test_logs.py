@@ -90,3 +90,14 @@ async def test_json_lines_have_it_as_a_field(lines: io.StringIO) -> None:
     said = [json.loads(line) for line in lines.getvalue().splitlines()]
     assert [line.get("request_id") for line in said] == ["a1", "a1", None, None]
     assert "request_id=a1" in said[2]["message"]
+
+
+def test_a_wall_clock_that_is_set_back_silences_nothing() -> None:
+    repeats = Repeats(most=1, every_s=60.0)
+
+    def passes(at: float) -> bool:
+        record = log.makeRecord("x", logging.INFO, "f", 1, "again stream=%s", ("a",), None)
+        record.created = at
+        return repeats.filter(record)
+
+    assert [passes(at) for at in (1e9, 1e9 + 1, 1e9 - 86_400, 1e9 - 86_399)] == [True, False, True, False]
