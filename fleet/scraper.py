@@ -80,6 +80,11 @@ class Scraper:
         self._generation = -1
         self._tasks: set[asyncio.Task[None]] = set()
 
+    def use(self, settings: ScrapeSettings) -> None:
+        """Reconfigure. Pages whose source has changed are asked at once, the others when it is their turn."""
+        self._settings = settings
+        self._generation = -1
+
     async def run(self) -> None:
         connector = aiohttp.TCPConnector(limit=256)
         timeout = aiohttp.ClientTimeout(total=self._settings.timeout_s)
@@ -126,7 +131,8 @@ class Scraper:
         old, self._targets = self._targets, {}
         for address in self._slots:
             for page, source in pages.items():
-                self._targets[address, page] = old.get((address, page)) or _Target(source, now)
+                known = old.get((address, page))
+                self._targets[address, page] = known if known and known.source == source else _Target(source, now)
 
     async def _visit(self, session: aiohttp.ClientSession, address: str, page: str, target: _Target) -> None:
         outcome = "ok"

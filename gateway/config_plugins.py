@@ -89,8 +89,9 @@ class Plugins:
             return
         try:
             self.instances[name] = kind(name, self._placed(parameters))
-        except ValueError as error:  # a plugin may check its parameters against each other
-            self.decoder.report((*at, "parameters"), str(error))
+        except Exception as error:  # noqa: BLE001 - anybody's code; a ValueError says what is wrong with the parameters
+            message = str(error) if isinstance(error, ValueError) else f"{entry.type!r} cannot be made: {error!r}"
+            self.decoder.report((*at, "parameters"), message)
             self._broken[name] = kind
             return
         self._broken.pop(name, None)  # guessed from an earlier misspelt entry, and here it is after all

@@ -55,6 +55,7 @@ from gateway.prefill_leg import PrefillLegs
 from gateway.prefill_progress import PrefillProgress
 from gateway.producer_wiring import bursts_of, index_of, predicted_of, producers_of, weights_of
 from gateway.producers import Producers
+from gateway.producers_config import PrecisePrefixCacheProducer
 from gateway.request_path import RequestPath, Settings
 from gateway.served_models import ServedModels
 from gateway.template_knowledge import TemplateKnowledge
@@ -264,24 +265,30 @@ class Gateway:
     async def _reload(self, file: Path) -> None:
         try:
             config = await asyncio.to_thread(load, file)
+            scheduler, scraping = self._scheduler(config), scrape_settings(config.sources)
             first = await look(config.discovery) if config.discovery else None
             tokenizers = await Tokenizers.load(config, self._tokenizers)
-        except (ConfigError, TokenizerError, OSError, ValueError) as error:
+        except Exception as error:
             self.metrics.reloads.labels("refused").inc()
-            log.error("config_refused file=%s kept=old error=%s", file, error)
+            known = isinstance(error, ConfigError | TokenizerError | OSError | ValueError)
+            log.error("config_refused file=%s kept=old error=%s", file, error, exc_info=None if known else error)
             return
         old = self._config.settings
         for name in RESTART_ONLY:
             if getattr(config.settings, name) != getattr(old, name):
                 log.warning("config_needs_restart setting=%s", name)
+        if _event_settings(config) != _event_settings(self._config):
+            log.warning("config_needs_restart setting=%s", PrecisePrefixCacheProducer.type)
         for name, plugin in config.plugins.items():
             if type(there := self._config.plugins.get(name)) is type(plugin):
                 plugin.take_over(there)
         before = self._tokenizers
         self._use_tokenizers(tokenizers, config)
         self.models.configure(config.settings.models)
-        self.path.scheduler = self._scheduler(config)
+        self.path.scheduler = scheduler
         self.path.scheduler.on_failure = self._plugin_failed
+        if self._scraper is not None:
+            self._scraper.use(scraping)
         retired, self.path.producers = self.path.producers, self._producers(config, self.path.producers.approximate)
         retired.close()
         self.path.settings = _path_settings(config)
@@ -441,6 +448,10 @@ def _report(task: asyncio.Task[None]) -> None:
     """A background task that dies must not die silently."""
     if not task.cancelled() and (error := task.exception()):
         log.critical("task_died task=%s", task.get_name(), exc_info=error)
+
+
+def _event_settings(config: LoadedConfig) -> object:
+    return config.precise.parameters if config.precise else None
 
 
 def _path_settings(config: LoadedConfig) -> Settings:

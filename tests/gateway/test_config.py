@@ -512,3 +512,13 @@ def test_two_servers_cannot_have_one_port() -> None:
     head = "apiVersion: llm-d.ai/v1alpha1\nkind: EndpointPickerConfig\nplugins: []\n"
     with pytest.raises(ConfigError, match=r"warmroute\.metricsPort: 9002 is already warmroute\.grpcPort"):
         load_text(head + "warmroute: {metricsPort: 9002}\n")
+
+
+def test_a_plugin_whose_code_fails_is_a_problem_on_its_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object) -> None:
+        raise KeyError("theirs")
+
+    monkeypatch.setattr("scorers.load_aware_scorer.LoadAwareScorer.__init__", broken)
+    found = problems("plugins:\n- type: queue-scorer\n- type: load-aware-scorer\n  parameters: {threshold: 3}\n")
+    assert len(found) == 1
+    assert ":6: plugins[1].parameters: 'load-aware-scorer' cannot be made: KeyError('theirs')" in found[0]

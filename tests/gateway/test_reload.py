@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import logging
 import time
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
@@ -210,3 +211,36 @@ async def test_what_was_sent_where_and_whose_session_it_was_outlive_a_reload(run
     running.write()
     await running.until(lambda: running.reloads("ok") == 3, "the third reload")
     assert path.producers.approximate["approx-prefix-cache-producer"] is not sent
+
+
+async def test_what_is_scraped_and_how_often_follows_a_reload_and_what_does_not_is_said(
+    running: Running, caplog: pytest.LogCaptureFixture
+) -> None:
+    scraper = running.gateway._scraper
+    assert scraper is not None
+    running.document["plugins"] += [
+        {"type": "metrics-data-source", "parameters": {"interval": "70ms", "path": "/other"}},
+        {"type": "precise-prefix-cache-producer", "parameters": {"speculativeIndexing": True}},
+    ]
+    with caplog.at_level(logging.WARNING):
+        running.write()
+        await running.until(lambda: running.reloads("ok") == 1, "the reload")
+    assert "config_needs_restart setting=precise-prefix-cache-producer" in caplog.text
+    await running.until(lambda: running.gateway.fleet.scrape_interval_s == 0.07, "the new interval")
+    assert {target.source.path for (_, page), target in scraper._targets.items() if page == "metrics"} == {"/other"}
+
+
+async def test_a_plugin_that_cannot_be_made_refuses_the_reload(
+    running: Running, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def broken(*_: object) -> None:
+        raise KeyError("somebody else's plugin")
+
+    monkeypatch.setattr("scorers.load_aware_scorer.LoadAwareScorer.__init__", broken)
+    running.document["plugins"].append({"type": "load-aware-scorer"})
+    running.write()
+    await running.until(lambda: running.reloads("refused") == 1, "the refusal")
+    assert "somebody else's plugin" in caplog.text
+    running.document["plugins"].pop()
+    running.write(responseHeaders=True)
+    await running.until(lambda: running.reloads("ok") == 1, "the next reload")
