@@ -34,15 +34,24 @@ class PrefillCost(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         """For a prompt of so many tokens with the first `cached` there: the same, as n = p - h and h + n/2 = (p + h) / 2."""
         return (tokens - cached) * (self.a + 0.5 * self.q * tokens + 0.5 * self.q * cached)
 
-    def backlog(self, fleet: Fleet, slots: Slots, now: float, progress: Progress = "clock") -> Vector:
-        """Seconds of prefill that each slot still owes on what the books say was sent there. Not negative."""
+    def backlog(
+        self, fleet: Fleet, slots: Slots, now: float, progress: Progress = "clock", slowness: Vector | None = None
+    ) -> Vector:
+        """Seconds of prefill that each slot still owes on what the books say was sent there. Not negative. `slowness`: by how
+        much longer each slot takes."""
         owed = self.a * fleet.in_flight_tokens[slots] + self.q * fleet.in_flight_square[slots]
+        if slowness is not None:
+            owed *= slowness
         if progress == "none":
             return owed
         oldest = self.a * fleet.oldest_tokens[slots] + self.q * fleet.oldest_square[slots]
+        if slowness is not None:
+            oldest *= slowness
         done = np.minimum(MOST_PROGRESS * oldest, np.maximum(now - fleet.oldest_since[slots], 0.0))
         if progress == "events":
             left = self.a * fleet.oldest_left_tokens[slots] + self.q * fleet.oldest_left_square[slots]
+            if slowness is not None:
+                left *= slowness
             # Where nothing of the oldest has been announced yet the clock is the better guess.
             done = np.where(left < oldest, oldest - left, done)
         return np.maximum(owed - done, 0.0)

@@ -12,8 +12,6 @@ Only the oldest prompt of an endpoint is looked at: the engine works on that one
 
 from collections.abc import Callable, Sequence
 
-import numpy as np
-
 from fleet.books import Books
 from fleet.fleet import Fleet
 from fleet.reservation import Leg
@@ -48,7 +46,7 @@ class PrefillProgress:
             return True
         if self.scorer is None:
             return False
-        took = self.scorer.cost(leg.model).seconds(np.array([leg.uncached]), np.array([leg.cached]))[0]
+        took = self.scorer.prefill_s(leg, self._fleet)
         return bool(now - self._fleet.oldest_since[leg.slot] > OVERDUE * took)
 
     def _leading(self, slot: int, keys: Sequence[int]) -> int:

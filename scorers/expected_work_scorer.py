@@ -22,6 +22,7 @@ from fleet.extremes import largest, smallest
 from fleet.fleet import Fleet, Slots, Vector
 from fleet.plugin import Scorer
 from fleet.request import Request
+from fleet.reservation import Leg
 from fleet.work import PrefillCost, Progress, cached_tokens
 
 TIE_IN_FLIGHT_S = 1e-6
@@ -144,8 +145,15 @@ class ExpectedWorkScorer(Scorer, type="expected-work-scorer"):
 
     def backlog(self, model: str, slots: Slots, fleet: Fleet, now: float) -> Vector:
         """B: seconds of prefill owed to requests sent before, without decode factor."""
-        backlog = self.cost(model).backlog(fleet, slots, now, self.parameters.progress)
-        return backlog * self._slowness_of(slots, fleet) if self.parameters.speed_factors else backlog
+        slowness = self._slowness_of(slots, fleet) if self.parameters.speed_factors else None
+        return self.cost(model).backlog(fleet, slots, now, self.parameters.progress, slowness)
+
+    def prefill_s(self, leg: Leg, fleet: Fleet) -> float:
+        """How long a reservation's prefill takes where it is."""
+        took = self.cost(leg.model).seconds(np.array([leg.uncached]), np.array([leg.cached]))
+        if self.parameters.speed_factors:
+            took *= self._slowness_of(np.array([leg.slot]), fleet)
+        return float(took[0])
 
     def cost(self, model: str) -> PrefillCost:
         """The constants for a model."""

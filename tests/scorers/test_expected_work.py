@@ -147,3 +147,21 @@ def test_the_score_keeps_the_order_of_work_and_the_smallest_scores_one(
     assert (np.diff(score[order]) <= 0).all()
     apart = np.diff(expected[order]) > 1e-9
     assert (np.diff(score[order])[apart] < 0).all()
+
+
+@pytest.mark.parametrize(
+    ("progress", "left"), [("none", [2.0, 0.5]), ("clock", [1.75, 0.25]), ("events", [0.5, 0.125])]
+)
+def test_a_slow_endpoint_gets_through_its_prefill_slowly(make: Make, progress: str, left: list[float]) -> None:
+    now = 100.0
+    fleet = Fleet(clock=lambda: now)
+    books = Books(fleet)
+    for number in range(2):
+        fleet.add(Endpoint(name=f"e{number}", address=f"10.0.0.{number}:1"))
+        books.reserve(f"r{number}", number, 1000, 400, 100.0)
+        books.stored(f"r{number}", number, 750)
+    scorer = make("expected-work-scorer", a=1e-3, q=0.0, progress=progress, speed_factors={"e0": 0.5, "e1": 2.0})
+    now = 100.25
+    assert scorer.backlog("m", fleet.slots(), fleet, now).tolist() == pytest.approx(left)
+    oldest = [books.oldest(slot) for slot in range(2)]
+    assert [scorer.prefill_s(leg, fleet) for leg in oldest] == pytest.approx([2.0, 0.5])
