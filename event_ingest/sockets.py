@@ -104,7 +104,7 @@ def subscription(context: Context, address: str, topic: str = "") -> tuple[Socke
     except zmq.ZMQError as error:
         close(socket, monitor)
         raise AddressError(
-            f"events address {address!r}: {error}; expected tcp://host:port or bind:tcp://host:port"
+            f"events address {address!r}: {error}; {_advice(error, 'tcp://host:port or bind:tcp://host:port')}"
         ) from error
     return socket, monitor
 
@@ -122,7 +122,7 @@ def question(context: Context, address: str, start: int) -> Socket:
         socket.send_multipart([b"", start.to_bytes(8, "big")], zmq.NOBLOCK)
     except zmq.ZMQError as error:
         close(socket)
-        raise AddressError(f"replay address {address!r}: {error}; expected tcp://host:port") from error
+        raise AddressError(f"replay address {address!r}: {error}; {_advice(error, 'tcp://host:port')}") from error
     return socket
 
 
@@ -142,6 +142,15 @@ def close(socket: Socket | None, monitor: Socket | None = None) -> None:
         socket.disable_monitor()
         monitor.close(linger=0)
     socket.close(linger=0)
+
+
+def _advice(error: zmq.ZMQError, form: str) -> str:
+    match error.errno:
+        case errno.EMFILE | errno.ENFILE:
+            return "raise the limit of open files (ulimit -n): a stream takes four and its question two"
+        case errno.EADDRINUSE:
+            return "something else listens there"
+    return f"expected {form}"
 
 
 def _bind(socket: Socket, address: str) -> None:

@@ -27,6 +27,9 @@ from indexer.trust import Reason, Trust, blind
 
 log = logging.getLogger(__name__)
 
+_AGAIN_S = 30.0
+"""After so long an address that could not be used is tried again: a port or a file may be free by then."""
+
 
 class EventStreams:
     """Follows what discovery and /v1/models say; answers what matching and metrics ask."""
@@ -51,7 +54,7 @@ class EventStreams:
         self._subscriber = Subscriber()
         self._paths: dict[int, EventPath] = {}
         self._followed: dict[int, tuple[Endpoint, str]] = {}
-        self._unusable: dict[int, str] = {}
+        self._unusable: dict[int, tuple[str, float]] = {}  # why, and since when
         self.on_stored: Callable[[int, BlockStored, float], None] | None = None
         """Also told of stored events, with their slot, on the listening thread."""
         self._nothing = blind(Reason.NO_EVENTS, 0.0, "no events address")
@@ -108,7 +111,11 @@ class EventStreams:
                 log.warning("model_changed slot=%d was=%s now=%s", slot, followed[1], model)
                 self._unfollow(slot)
                 followed = None
-            if followed is None and slot not in self._unusable:
+            unusable = self._unusable.get(slot)
+            if unusable is not None and time.monotonic() - unusable[1] >= _AGAIN_S:
+                self._unfollow(slot)
+                followed = unusable = None
+            if followed is None and unusable is None:
                 self._follow(slot)
 
     def _follow(self, slot: int) -> None:
@@ -151,7 +158,7 @@ class EventStreams:
         """On the listening thread; by now the slot may have another stream, or be another endpoint's."""
         error = future.exception()
         if error is not None and self._paths.get(slot) is path:
-            self._unusable[slot] = str(error)
+            self._unusable[slot] = str(error), time.monotonic()
             log.error("stream_unusable slot=%d error=%r", slot, str(error))
 
     def _worker_of(self, endpoint: Endpoint) -> int | None:
@@ -219,7 +226,7 @@ class EventStreams:
                     Reason.NO_EVENTS, path.trust.since, self.dynamo.alarm() or "nothing heard of this worker yet"
                 )
             unusable = self._unusable.get(slot)
-            return path.trust if unusable is None else blind(Reason.NO_EVENTS, path.trust.since, unusable)
+            return path.trust if unusable is None else blind(Reason.NO_EVENTS, unusable[1], unusable[0])
         return self._nothing if self._with_addresses(self._fleet.endpoint(slot)).events is None else self._waiting
 
     def confirmed(

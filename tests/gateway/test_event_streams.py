@@ -1,9 +1,11 @@
 """Which stream a slot has: what was asked of the listening thread, and what it answers later."""
 
+import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
+import zmq
 
 from fleet.endpoint import Endpoint
 from fleet.fleet import Fleet
@@ -66,3 +68,23 @@ def test_the_failure_of_an_address_that_was_changed_meanwhile_is_not_the_new_one
     streams.added(other)
     eventually_says(streams, other, "expected tcp://host:port")
     assert streams.trust(slot).detail == "connecting"
+
+
+def test_an_address_that_was_taken_is_tried_again(
+    fleet: Fleet, streams: EventStreams, free_port: Callable[[], int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gateway.event_streams._AGAIN_S", 0.05)
+    port = free_port()
+    streams.start()
+    with socket.create_server(("127.0.0.1", port)):
+        slot = fleet.add(Endpoint(name="a", address="10.0.0.1:8000", events=f"bind:tcp://127.0.0.1:{port}", model="m"))
+        streams.added(slot)
+        eventually_says(streams, slot, "something else listens there")
+    time.sleep(0.06)
+    streams.follow_models()
+    publisher = zmq.Context().socket(zmq.PUB)
+    publisher.connect(f"tcp://127.0.0.1:{port}")
+    try:
+        eventually_says(streams, slot, "no replay address")
+    finally:
+        publisher.close(linger=0)
