@@ -143,8 +143,8 @@ class Decoder:
             else:
                 given[name] = key
                 field = fields[name]
-                if item is None and not field.required:
-                    continue  # null leaves the default, as in Go
+                if (item is None or (item == "" and any_case and _is_duration(field.type))) and not field.required:
+                    continue  # null leaves the default, as in Go, and so does an empty duration in a plugin's parameters
                 known = len(self.problems)
                 decoded[field.name] = self._value(item, field.type, (*at, key), any_case)
                 if decoded[field.name] is None and len(self.problems) > known:
@@ -223,6 +223,14 @@ class Decoder:
             wrong = f"{message[0].lower()}{message[1:]}"
             where = f" (at {inside.rstrip('`')})" if inside else ""
             return self.report(at, f"{wrong}: {value!r}{where}")
+
+
+def _is_duration(kind: Any) -> bool:
+    if get_origin(kind) is Annotated:
+        inner, *metas = get_args(kind)
+        formats = [meta.extra for meta in metas if isinstance(meta, msgspec.Meta) and meta.extra]
+        return {"format": "duration"} in formats or _is_duration(inner)
+    return get_origin(kind) in (Union, types.UnionType) and any(map(_is_duration, get_args(kind)))
 
 
 def _unknown(key: str, fields: Mapping[str, Any]) -> str:

@@ -67,13 +67,14 @@ def prompt_run(decision: Decision) -> Run:
 class _Guest:
     """One `decide` that waits."""
 
-    __slots__ = ("_answer", "_context", "_look", "done", "waiting")
+    __slots__ = ("_answer", "_context", "_look", "arrived", "done", "waiting")
 
     def __init__(self, look: Callable[[], Look], answer: Answer) -> None:
         self._look, self._answer = look, answer
         self._context = contextvars.copy_context()  # spans belong to this request, whoever makes it leave
         self.done: asyncio.Future[Decided | Rejected] = asyncio.get_running_loop().create_future()
         self.waiting: Waiting | None = None
+        self.arrived: float | None = None
 
     def look(self) -> Look:
         return self._context.run(self._look)
@@ -101,7 +102,7 @@ class WaitingRoom:
         return self._queue
 
     def use(self, queue: WorkQueue | None) -> None:
-        """Reconfigure. Who waits goes on waiting under the new rules, from now; without a queue everybody goes."""
+        """Reconfigure. Who waits goes on waiting under the new rules; without a queue everybody goes."""
         guests = list(self._guests.values())
         self._guests.clear()
         self._queue = queue
@@ -174,7 +175,9 @@ class WaitingRoom:
         if self._closing:
             guest.done.set_result(self._shutting_down())
             return
-        guest.waiting, worst = queue.enter(place, self._clock())
+        now = self._clock()
+        guest.arrived = now if guest.arrived is None else guest.arrived
+        guest.waiting, worst = queue.enter(place, now, guest.arrived)
         self._guests[guest.waiting] = guest
         if worst is not None:
             reason = SATURATED if worst is guest.waiting else EVICTED

@@ -152,11 +152,12 @@ class WorkQueue:
 
     # Coming and leaving
 
-    def enter(self, place: Place, now: float) -> tuple[Waiting, Waiting | None]:
-        """Queue a request. Returns its entry and who is turned away for it, maybe itself (rule 5)."""
+    def enter(self, place: Place, now: float, arrived: float | None = None) -> tuple[Waiting, Waiting | None]:
+        """Queue a request. Returns its entry and who is turned away for it, maybe itself (rule 5). `arrived`: when it began to
+        wait, before `now` where that was in another queue; nobody enters who came before the last one."""
         if not self._waiting:
             self._served, self._virtual = {}, 0.0
-        waiting = Waiting(place, now)
+        waiting = Waiting(place, now if arrived is None else arrived)
         self._price(waiting, place, now)
         self._waiting[waiting] = None
         self._table = None

@@ -522,3 +522,16 @@ def test_a_plugin_whose_code_fails_is_a_problem_on_its_line(monkeypatch: pytest.
     found = problems("plugins:\n- type: queue-scorer\n- type: load-aware-scorer\n  parameters: {threshold: 3}\n")
     assert len(found) == 1
     assert ":6: plugins[1].parameters: 'load-aware-scorer' cannot be made: KeyError('theirs')" in found[0]
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [
+        "{type: metrics-data-source, parameters: {interval: ''}}",
+        "{type: precise-prefix-cache-producer, parameters: {speculativeTTL: ''}}",
+        "{type: precise-prefix-cache-scorer, parameters: {speculativeTTL: ''}}",
+    ],
+)
+def test_an_empty_duration_is_the_default_as_in_llm_d(entry: str) -> None:
+    loaded = load_text(f"{HEAD}plugins:\n- {entry}\n")
+    assert loaded.precise is None or loaded.precise.parameters.speculative_ttl == 2.0

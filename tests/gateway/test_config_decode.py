@@ -156,3 +156,11 @@ def test_numbers_that_nothing_can_be_done_with_are_refused(text: str, message: s
 
 def test_large_quantities_are_exact() -> None:
     assert amount("9007199254740993") == 2**53 + 1
+
+
+def test_an_empty_duration_is_the_default_in_parameters_only() -> None:
+    source = read("wait: ''\n", "a.yaml")
+    assert Decoder(source).decode(source.value, Numbers, (), any_case=True) == Numbers()
+    assert Decoder(source).decode(source.value, Numbers, ()) is None
+    source = read("share: ''\n", "a.yaml")
+    assert Decoder(source).decode(source.value, Numbers, (), any_case=True) is None

@@ -382,3 +382,17 @@ async def test_a_request_that_fails_in_a_reload_fails_alone(queue: bool, monkeyp
     async with asyncio.timeout(1):
         assert isinstance(await other, Decided)
     assert "broken" not in world.books
+
+
+async def test_reloads_do_not_start_the_time_limit_again() -> None:
+    world = World("{maxWait: 200ms}")
+    await world.occupied()
+    request = world.ask("r")
+    await world.waiting(1)
+    async with asyncio.timeout(2):
+        while not request.done():
+            await asyncio.sleep(0.05)
+            world.room.use(world.config.work_queue(world.fleet))
+    answer = await request
+    assert isinstance(answer, Rejected)
+    assert answer.reason == "rejected-ttl-expired"
