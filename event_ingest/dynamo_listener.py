@@ -26,6 +26,9 @@ from event_ingest.pipeline import EventPath
 
 log = logging.getLogger(__name__)
 
+_REPEATED_S = 10.0
+"""From a connection to the moment by which JetStream has repeated what was missed: nats-py starts a consumer that the server
+has forgotten anew after two heartbeats of 5 s."""
 _STRANGERS = 256
 """Unknown workers that are told apart; what is beyond is counted as one."""
 
@@ -245,12 +248,26 @@ class DynamoListener:
             log.exception("message_failed subject=%s bytes=%d", subject, len(body))
 
     def _link(self, up: bool) -> None:
-        """Core NATS repeats nothing: whoever was heard there has lost what passed while the connection was down."""
+        """Core NATS repeats nothing: whoever was heard there has lost what passed while the connection was down. JetStream
+        repeats it, but not in the same moment."""
         now = time.monotonic()
         for who, path in self._paths.items():
-            if who in self._seen and who not in self._stored:
-                _ = path.connected(now) if up else path.disconnected(now)
+            if who not in self._seen:
+                continue
+            if not up:
+                path.disconnected(now)
+            elif who not in self._stored:
+                path.connected(now)
+        if up:
+            self._loop.call_later(_REPEATED_S, self._resume)
         if not up:
             self._since = now
         elif self._heard:
             self._since = None  # a quiet fleet is no fault once the wire was seen to work
+
+    def _resume(self) -> None:
+        """By now JetStream has repeated what passed while the connection was down, if it is not down again."""
+        now = time.monotonic()
+        for who, path in self._paths.items():
+            if who in self._stored and self._transport.connected:
+                path.resumed(now)

@@ -124,6 +124,10 @@ class EventPath:
     def disconnected(self, now: float) -> list[Outcome]:
         return self._carry_out(self.stream.disconnected(now), now)
 
+    def resumed(self, now: float) -> list[Outcome]:
+        """The subscription is up again, on a wire that repeats what passed meanwhile."""
+        return self._carry_out(self.stream.resumed(now), now)
+
     def tick(self, now: float) -> list[Outcome]:
         """Let time pass (about once a second): unanswered questions, quiet streams."""
         return self._carry_out(self.stream.tick(now), now)

@@ -203,6 +203,13 @@ class Stream:
         self._question = None
         return self._done(now)
 
+    def resumed(self, now: float) -> list[Effect]:
+        """The link is up again, and its wire has repeated what passed meanwhile: nothing was missed."""
+        self._connected = True
+        self._broken = False
+        self._heard_at = now
+        return self._done(now)
+
     def live(self, seq: int, ts: float | None, item: Any, now: float) -> list[Effect]:
         """A batch from the subscription. `ts` is its engine time, None where the payload could not be read."""
         if self._broken and self._can_replay:

@@ -282,14 +282,17 @@ async def test_a_stream_that_appears_later_is_found(world: World, monkeypatch: p
     await world.until(lambda: world.listener.state(0.0).streams == (), "its end")
 
 
-async def test_a_stored_stream_loses_nothing_while_the_server_restarts(world: World) -> None:
+async def test_a_stored_stream_loses_nothing_while_the_server_restarts(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("event_ingest.dynamo_listener._REPEATED_S", 2.0)
     name = "namespace-prod-component-backend-kv-events"
     context = await add_stream(world, name)
     await context.publish(f"{name}.kv-events", json.dumps(event(0, stored(0, 2))).encode())
     (path,) = world.listen((WORKER, 0))
     await world.until(lambda: world.blocks(0) == 2, "the first event")
     world.server.kill()
-    await asyncio.sleep(0.2)
+    await world.until(lambda: str(path.trust) == "degraded(disconnected)", "the loss of the connection")
     world.server.start()
     deadline = time.monotonic() + 10
     while True:
@@ -300,4 +303,5 @@ async def test_a_stored_stream_loses_nothing_while_the_server_restarts(world: Wo
             assert time.monotonic() < deadline
             await asyncio.sleep(0.1)
     await world.until(lambda: world.blocks(0) == 6, "what was published after the restart", 30.0)
-    assert path.trust.state == "exact"
+    await world.until(lambda: path.trust.state == "exact", "the end of the doubt")
+    assert path.stream.counters.lost_batches == 0

@@ -468,3 +468,13 @@ def test_an_engine_that_has_published_less_than_we_have_seen_is_found_out_by_a_p
     drive.wait(11)
     drive.replay(0, 1, 2)
     assert (drive.of(DropAll), drive.trust) == ([DropAll("engine_restarted")], "blind(syncing)")
+
+
+def test_a_wire_that_repeats_what_passed_meanwhile_is_whole_again_without_a_loss() -> None:
+    drive = Drive(can_replay=False)
+    drive.live(0, 1)
+    drive.take(drive.stream.disconnected(drive.now))
+    drive.live(2, 3)
+    assert drive.trust == "degraded(disconnected)"
+    drive.take(drive.stream.resumed(drive.now))
+    assert (drive.applied, drive.of(Lost), drive.trust) == ([0, 1, 2, 3], [], "exact")
