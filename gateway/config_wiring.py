@@ -23,13 +23,17 @@ from gateway.profile_handlers import StagedHandler
 from gateway.saturation import SaturationDetector
 from scorers.expected_work_scorer import ExpectedWorkScorer
 from scorers.inflight_load_producer import InFlightLoadProducer
+from scorers.p2p_source_producer import P2PSourceProducer
 from scorers.precise_prefix_cache_scorer import PrecisePrefixCacheScorer
+from scorers.session_id_producer import SessionIdProducer
 
 DEFAULT_SCORER = "expected-work-scorer"
 DEFAULT_PICKER = "max-score-picker"
 DEFAULT_HANDLER = "single-profile-handler"
 DEFAULT_DETECTOR = "utilization-detector"
 DEFAULT_MATCH = ApproxPrefixCacheProducer.type
+NO_MATCHES = (TokenProducer, InFlightLoadProducer, SessionIdProducer, P2PSourceProducer)
+"""Producers of something else."""
 INJECTED_PRODUCERS = (DEFAULT_MATCH, "inflight-load-producer", "token-producer")
 
 
@@ -151,6 +155,8 @@ def producers(plugins: Plugins) -> str:
             found = plugins.find(value, Plugin, at, "a producer")
             if found and not isinstance(found, Producer | Extractor):
                 plugins.decoder.report(at, f"{value!r} is of type {found.type!r}, which is not a producer")
+            elif at[-1] == "prefixMatchInfoProducerName" and isinstance(found, NO_MATCHES):
+                plugins.decoder.report(at, f"{value!r} is of type {found.type!r}, which finds no matches")
         elif at[-1] == "prefixMatchInfoProducerName" and not isinstance(plugins.instances[name], InFlightLoadProducer):
             unnamed.append((name, at))
     if DEFAULT_MATCH in plugins.at:

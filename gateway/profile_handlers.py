@@ -186,6 +186,7 @@ class _Disaggregated(StagedHandler):
         for name in (self.decode, *self._named):
             if name not in names:
                 raise ValueError(f"no profile named {name!r}{did_you_mean(name, names)}")
+        self._check_distinct()
         unused = [name for name in names if name not in (self.decode, self.prefill, self.encode)]
         if unused:
             raise ValueError(f"never runs the profile {unused[0]!r}: name it in parameters.profiles or remove it")
@@ -197,6 +198,18 @@ class _Disaggregated(StagedHandler):
         else:
             prefill = [self.prefill] if self.prefill in self.gates else []
             self._order = (self.decode, *encode, *prefill)
+
+    def _check_distinct(self) -> None:
+        """A profile runs once per request, and its decider would be asked before the wrong stage."""
+        stages = {"decode": self.decode}
+        for stage, name in (("prefill", self.prefill), ("encode", self.encode)):
+            if name not in self._named and name not in self.gates:
+                continue  # there is no such stage
+            if (other := next((known for known, taken in stages.items() if taken == name), None)) is not None:
+                raise ValueError(
+                    f"the {other} and the {stage} stage both run {name!r}: each needs a profile of its own"
+                )
+            stages[stage] = name
 
     def next_profile(self, request: Request, picks: Mapping[str, Slots], fleet: Fleet) -> str | None:
         if self.decode in picks and not len(picks[self.decode]):

@@ -141,6 +141,18 @@ def test_a_type_that_is_also_spelt_right_is_checked_as_ever() -> None:
          "expected a finite number"),
         ("plugins: []\ndataLayer: {peerDiscovery: {pluginRef: x}}\n", "routers share nothing yet"),
         ("plugins: []\nwarmroute: {handoff: {timeout: 0s}}\n", "handoff.timeout: expected float > 0.0"),
+        ("plugins:\n- {type: always-disagg-pd-decider}\n- type: disagg-profile-handler\n"
+         "  parameters: {profiles: {decode: x, prefill: x}, deciders: {prefill: always-disagg-pd-decider}}\n"
+         "schedulingProfiles: [{name: x}]\n", "the decode and the prefill stage both run 'x'"),
+        ("plugins:\n- {type: always-disagg-pd-decider}\n- type: disagg-profile-handler\n"
+         "  parameters: {profiles: {decode: prefill}, deciders: {prefill: always-disagg-pd-decider}}\n"
+         "schedulingProfiles: [{name: prefill}]\n", "the decode and the prefill stage both run 'prefill'"),
+        ("plugins:\n- {type: always-disagg-pd-decider}\n- type: disagg-profile-handler\n"
+         "  parameters: {profiles: {encode: x, prefill: x}, deciders: {prefill: always-disagg-pd-decider}}\n"
+         "schedulingProfiles: [{name: x}, {name: decode}]\n", "the prefill and the encode stage both run 'x'"),
+        ("plugins: [{type: token-producer}, "
+         "{type: prefix-cache-scorer, parameters: {prefixMatchInfoProducerName: token-producer}}]\n",
+         "'token-producer' is of type 'token-producer', which finds no matches"),
         ("plugins: []\nwarmroute: {decideTimeout: 0s}\n", "decideTimeout: expected float > 0.0"),
         ("plugins: [{type: token-producer, parameters: {local: {path: nowhere}}}]\n", "no directory nowhere"),
         ("plugins: [{type: token-producer, parameters: {modelName: m, vllm: {}, estimate: {}}}]\n", "more than one backend"),
