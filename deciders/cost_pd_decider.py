@@ -100,6 +100,10 @@ class CostPdDecider(Decider, type="cost-pd-decider"):
         if decode < 0:
             return Verdict(True, "nothing-picked")
         asked = fleet.usable() & fleet.role_mask(PREFILLS)
+        allowed = request.candidates
+        if allowed is not None and len(allowed) < len(fleet.slots()):  # those of other models, say, are no alternative
+            able, asked = asked, np.zeros(len(asked), np.bool_)
+            asked[allowed] = able[allowed]
         asked[decode] = True  # one pass over all of them
         slots = asked.nonzero()[0]
         here = int(slots.searchsorted(decode))

@@ -67,6 +67,8 @@ class Request(msgspec.Struct, kw_only=True):
     multimodal: bool = False
     rewrites_history: bool | None = None
     """What the template probe found for this model; None where it is unknown."""
+    candidates: NDArray[np.intp] | None = None
+    """Every slot the request may go to, before any filter; set by the cycle."""
     peer: int | None = None
     """The slot that an earlier profile of the same request picked; what topology plugins measure from."""
     matches: dict[str, Match] = {}

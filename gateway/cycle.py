@@ -9,8 +9,8 @@ Rules
    is replaced by "highest total". Each failure is counted in `failures` and logged with its plugin.
 3. No candidates is 503; filters that leave nothing for the primary profile are 429, and so is a request of negative
    priority while the fleet is saturated. A later stage that finds nothing is dropped: the primary endpoint does its work.
-4. Nothing here waits or writes the fleet; of the request only `peer` and what the cheap producers know are written. Two
-   decisions never interleave, so what the books reserve after one is seen by the next.
+4. Nothing here waits or writes the fleet; of the request only `candidates`, `peer` and what the cheap producers know are
+   written. Two decisions never interleave, so what the books reserve after one is seen by the next.
 5. What explain shows is what the cycle computes anyway: arrays are kept by reference and turned into text only if asked.
 """
 
@@ -133,6 +133,7 @@ class Scheduler:
         if request.priority < 0 and self._saturated(candidates):
             message = "the fleet is saturated, and this request's priority is negative"
             return Rejection(status=429, reason=SATURATED, message=message)
+        request.candidates = candidates
         for producer in self._producers:
             self._produce(producer, request)
 

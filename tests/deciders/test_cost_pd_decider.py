@@ -23,12 +23,14 @@ def make_fleet(prefills: int = 1) -> Fleet:
 def decide(
     fleet: Fleet, prompt: int, held: float = 0, rewrites: bool | None = None, tpot: str | None = None, **more: Any
 ) -> Verdict:
+    candidates = more.pop("candidates", None)
     tokens = np.zeros(16)
     tokens[0] = held
     match = Match(tokens=tokens, weighted_tokens=tokens, total_tokens=prompt, block_tokens=16)
     asked = Request(
         id="r", model="m", target_model="m", path="/", prompt_tokens=prompt, matches={"p": match}, default_match="p",
         rewrites_history=rewrites, headers={} if tpot is None else {"x-llm-d-slo-tpot-ms": tpot},
+        candidates=candidates,
     )  # fmt: skip
     return CostPdDecider("d", CostPdDecider.Parameters(**more)).decide(asked, 0, fleet)
 
@@ -47,6 +49,13 @@ def queued(fleet: Fleet, slot: int, tokens: float) -> Fleet:
 
 def test_nothing_known_of_the_prompt_means_it_stays() -> None:
     assert decide(make_fleet(), 0).reason == "no-tokens"
+
+
+def test_a_prefill_endpoint_that_the_request_may_not_go_to_is_no_alternative() -> None:
+    fleet = busy(queued(make_fleet(2), 1, 1e6), 64)
+    assert decide(fleet, 8000).reason == "spares-decodes"
+    assert decide(fleet, 8000, candidates=np.array([0, 1])).reason == "prefill-pool-behind"
+    assert decide(fleet, 8000, candidates=np.array([0])).reason == "no-prefill-endpoint"
 
 
 def test_without_a_prefill_endpoint_it_stays() -> None:
