@@ -37,7 +37,9 @@ def main() -> None:
     print(f"{'pixels':>12} {'KiB':>6} {'tokens':>7} {'new, ms':>8} {'known, ms':>10}")
     for width, height in SIZES:
         reader = ImageReader(VisionGrid(max_pixels=12_845_056))
-        new, known, size = [], [], 0
+        new: list[float] = []
+        known: list[float] = []
+        size = 0
         for _ in range(IMAGES):
             data = photograph(rng, width, height)
             url, size = f"data:image/jpeg;base64,{base64.b64encode(data).decode()}", len(data)

@@ -33,9 +33,9 @@ from typing import Literal
 import msgspec
 import numpy as np
 import xxhash
+from blake3 import blake3
 from PIL import Image, ImageOps
 
-from tokenization.blake3 import blake3_hex
 from tokenization.errors import refuse
 from tokenization.vision_grid import VisionGrid
 
@@ -191,7 +191,7 @@ def identifier(data: bytes, engine_model: str, *, converted: bool, algorithm: Al
     content = {"io_config": _CONVERTED_TO, "data": data} if converted else data
     image = b"".join((*_field(b"image"), b"\x03", *_field(b"image"), *_value(content)))
     record = b"".join((image, *_field(b"model_id"), *_value(engine_model)))
-    return blake3_hex(record) if algorithm == "blake3" else hashlib.new(algorithm, record).hexdigest()
+    return blake3(record).hexdigest() if algorithm == "blake3" else hashlib.new(algorithm, record).hexdigest()
 
 
 def _field(data: bytes) -> tuple[bytes, bytes]:

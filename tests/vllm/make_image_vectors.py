@@ -19,7 +19,6 @@ from pathlib import Path
 
 import PIL
 import vllm
-from blake3 import blake3
 from PIL import Image
 from transformers import Qwen2VLImageProcessor
 from transformers.models.qwen2_vl.image_processing_qwen2_vl import smart_resize
@@ -35,31 +34,6 @@ PROCESSORS = {
     "few_pixels": {"patch_size": 14, "merge_size": 2, "min_pixels": 3136, "max_pixels": 50_176},
 }
 ORIENTATION = 0x0112
-BUFFERS = (
-    0,
-    1,
-    63,
-    64,
-    65,
-    1023,
-    1024,
-    1025,
-    2047,
-    2048,
-    2049,
-    3072,
-    5121,
-    8192,
-    100_000,
-    2_097_152,
-    2_097_153,
-    3_000_000,
-)
-"""Lengths around the ends of blocks, chunks and batches of chunks."""
-
-
-def pattern(length: int) -> bytes:
-    return bytes(at % 251 for at in range(length))
 
 
 def picture(width: int, height: int, mode: str = "RGB") -> Image.Image:
@@ -229,7 +203,6 @@ def main(target: Path) -> None:
         "model": MODEL,
         "processors": PROCESSORS,
         "images": [{"name": name, "url": url, **dict(outcome(lambda u=url: seen(u)))} for name, url in urls()],
-        "blake3": [{"bytes": n, "digest": blake3(pattern(n)).hexdigest()} for n in BUFFERS],
         "resized": [
             {
                 "height": h,
