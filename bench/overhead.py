@@ -1,13 +1,15 @@
 """What the gateway adds: latency and CPU at 1, 8, 128 and 512 KB bodies, against the same Envoy without it.
 
-    python -m bench.overhead [--seconds 3] [--sizes 1 8 128 512] [--json]
+    python -m bench.overhead [--seconds 3] [--sizes 1 8 128 512] [--transports http2 grpcio] [--json]
 
-One Envoy with two listeners over the same two upstreams: `plain` (round robin) and `routed` (ext-proc). The upstreams answer
-a constant completion at once, so what differs is the picker. Bodies are chat requests of English words; `again` repeats one
-body (a conversation's history was seen before), `fresh` has new words in every request (nothing is cached anywhere).
+Per transport a gateway and an Envoy with two listeners over the same two upstreams: `plain` (round robin) and `routed`
+(ext-proc). The upstreams answer a constant completion at once, so what differs is the picker. Bodies are chat requests of
+English words; `again` repeats one body (a conversation's history was seen before), `fresh` has new words in every request
+(nothing is cached anywhere).
 
-Latency is measured on one connection, alternating between both listeners. CPU is the gateway process's own user and system
-time per request, over a closed loop of 16 connections. Figures are ratios of one machine at one moment: compare within a run.
+Latency is measured on one connection each, the first plain listener and all routed ones taking turns. CPU is the gateway
+process's own user and system time per request, over a closed loop of 16 connections. Figures are ratios of one machine at
+one moment: compare within a run.
 """
 
 import argparse
@@ -19,9 +21,10 @@ import random
 import statistics
 import sys
 import time
+from contextlib import AsyncExitStack
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, NamedTuple
 
 import yaml
 
@@ -115,13 +118,14 @@ def cpu_s(pid: int) -> float:
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
-async def latency(plain: int, routed: int, payloads: list[bytes]) -> dict[str, Any]:
-    """p50 and p99 in ms on one connection each, alternating."""
-    times: dict[str, list[float]] = {"plain": [], "routed": []}
-    async with Connection(plain) as one, Connection(routed) as two:
-        for number, payload in enumerate(payloads):
-            pairs = [("plain", one), ("routed", two)]
-            for name, connection in pairs if number % 2 else reversed(pairs):
+async def latency(ports: dict[str, int], payloads: list[bytes]) -> dict[str, Any]:
+    """p50 and p99 in ms by name, on one connection each, taking turns."""
+    times: dict[str, list[float]] = {name: [] for name in ports}
+    async with AsyncExitStack() as stack:
+        pairs = [(name, await stack.enter_async_context(Connection(port))) for name, port in ports.items()]
+        for payload in payloads:
+            pairs = [*pairs[1:], pairs[0]]
+            for name, connection in pairs:
                 times[name].append(await connection.ask(payload) * 1e3)
     warm = {name: values[len(values) // 10 :] for name, values in times.items()}
     return {
@@ -162,7 +166,7 @@ def free_ports(count: int) -> list[int]:
     return ports
 
 
-def picker_config(endpoints: list[int], grpc_port: int, metrics_port: int) -> dict[str, Any]:
+def picker_config(endpoints: list[int], grpc_port: int, metrics_port: int, transport: str) -> dict[str, Any]:
     """The quickstart's profile over two upstreams that publish nothing."""
     entries = [{"name": f"u{port}", "address": HOST, "port": port, "model": MODEL} for port in endpoints]
     return {
@@ -192,6 +196,7 @@ def picker_config(endpoints: list[int], grpc_port: int, metrics_port: int) -> di
         "warmroute": {
             "listen": HOST,
             "grpcPort": grpc_port,
+            "transport": transport,
             "metricsListen": HOST,
             "metricsPort": metrics_port,
             "decideTimeout": "10s",
@@ -199,41 +204,58 @@ def picker_config(endpoints: list[int], grpc_port: int, metrics_port: int) -> di
     }
 
 
-async def run(sizes: list[int], seconds: float) -> list[dict[str, Any]]:
-    """One row per size and kind of body."""
-    one, two, grpc, metrics, plain, routed, admin = free_ports(7)
+async def run(sizes: list[int], seconds: float, transports: list[str]) -> list[dict[str, Any]]:
+    """One row per size, kind of body and transport."""
+    upstreams = free_ports(2)
     rows = []
     with TemporaryDirectory() as folder:
-        place = Path(folder)
-        (place / "warmroute.yaml").write_text(yaml.safe_dump(picker_config([one, two], grpc, metrics)))
-        parameters = EnvoyParameters(
-            listen=f"{HOST}:{routed}",
-            plain_listen=f"{HOST}:{plain}",
-            endpoints=[f"{HOST}:{one}", f"{HOST}:{two}"],
-            picker=f"{HOST}:{grpc}",
-            admin=f"{HOST}:{admin}",
-            fail_open=False,
-        )
-        (place / "envoy.yaml").write_text(envoy_yaml(parameters))
-        async with Children(place) as children:
-            for port in (one, two):
+        async with Children(Path(folder)) as children:
+            for port in upstreams:
                 await children.start(f"upstream-{port}", [sys.executable, "-c", UPSTREAM, str(port)])
-            gateway = await children.start("gateway", gateway_command(place / "warmroute.yaml"))
-            envoy = await children.start("envoy", envoy_command(find_envoy(), place / "envoy.yaml"))
-            await until_ready(routed)
-            watched = {"gateway": gateway.process.pid, "envoy": envoy.process.pid}
+            sides = {name: await side(children, Path(folder), name, upstreams) for name in transports}
             for kilobytes in sizes:
                 for kind in ("again", "fresh"):
                     size = kilobytes * 1024
                     count = 1 if kind == "again" else max(32, min(2000, (64 << 20) // size))
                     payloads = [body(size, seed=kilobytes * 10_000 + n) for n in range(count)]
                     wanted = [payloads[n % count] for n in range(LATENCY_REQUESTS)]
-                    measured = await latency(plain, routed, wanted)
-                    without = await load(plain, payloads, seconds, watched)
-                    through = await load(routed, payloads, seconds, watched)
-                    rows.append({"kb": kilobytes, "bodies": kind, "ms": measured, "plain": without, "routed": through})
-                    print(text(rows[-1]), flush=True)
+                    plain = next(iter(sides.values())).plain
+                    measured = await latency({"plain": plain, **{n: s.routed for n, s in sides.items()}}, wanted)
+                    for name, it in sides.items():
+                        without = await load(it.plain, payloads, seconds, it.watched)
+                        through = await load(it.routed, payloads, seconds, it.watched)
+                        ms = {"plain": measured["plain"], "routed": measured[name]}
+                        row = {"kb": kilobytes, "bodies": kind, "transport": name, "ms": ms}
+                        rows.append({**row, "plain": without, "routed": through})
+                        print(text(rows[-1]), flush=True)
     return rows
+
+
+class Side(NamedTuple):
+    """A gateway and its Envoy."""
+
+    plain: int
+    routed: int
+    watched: dict[str, int]
+
+
+async def side(children: Children, place: Path, transport: str, upstreams: list[int]) -> Side:
+    grpc, metrics, plain, routed, admin = free_ports(5)
+    config, envoy_config = place / f"{transport}.yaml", place / f"envoy-{transport}.yaml"
+    config.write_text(yaml.safe_dump(picker_config(upstreams, grpc, metrics, transport)))
+    parameters = EnvoyParameters(
+        listen=f"{HOST}:{routed}",
+        plain_listen=f"{HOST}:{plain}",
+        endpoints=[f"{HOST}:{port}" for port in upstreams],
+        picker=f"{HOST}:{grpc}",
+        admin=f"{HOST}:{admin}",
+        fail_open=False,
+    )
+    envoy_config.write_text(envoy_yaml(parameters))
+    gateway = await children.start(f"gateway-{transport}", gateway_command(config))
+    envoy = await children.start(f"envoy-{transport}", envoy_command(find_envoy(), envoy_config))
+    await until_ready(routed)
+    return Side(plain, routed, {"gateway": gateway.process.pid, "envoy": envoy.process.pid})
 
 
 async def until_ready(port: int, timeout_s: float = 60.0) -> None:
@@ -254,7 +276,8 @@ def text(row: dict[str, Any]) -> str:
     before, after, plain, routed = row["ms"]["plain"], row["ms"]["routed"], row["plain"], row["routed"]
     added = after["p50"] - before["p50"]
     return (
-        f"{row['kb']:4} KB {row['bodies']:5}  p50 {before['p50']:6.2f} -> {after['p50']:6.2f} ms (+{added:.2f})  "
+        f"{row['kb']:4} KB {row['bodies']:5} {row['transport']:6}  "
+        f"p50 {before['p50']:6.2f} -> {after['p50']:6.2f} ms (+{added:.2f})  "
         f"p99 {before['p99']:6.2f} -> {after['p99']:6.2f} ms  "
         f"gateway CPU {routed['gateway_cpu_us']:7.0f} us/request, "
         f"Envoy {plain['envoy_cpu_us']:5.0f} -> {routed['envoy_cpu_us']:5.0f} us  "
@@ -266,10 +289,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--sizes", type=int, nargs="+", default=[1, 8, 128, 512], help="KB")
     parser.add_argument("--seconds", type=float, default=3.0, help="per load measurement")
+    parser.add_argument("--transports", nargs="+", default=["http2", "grpcio"], choices=["http2", "grpcio"])
     parser.add_argument("--json", action="store_true", help="print all rows as JSON at the end")
     options = parser.parse_args()
     print(f"{platform.platform()}, Python {platform.python_version()}, {os.cpu_count()} cores", flush=True)
-    rows = asyncio.run(run(options.sizes, options.seconds))
+    rows = asyncio.run(run(options.sizes, options.seconds, options.transports))
     if options.json:
         print(json.dumps(rows, indent=2))
 

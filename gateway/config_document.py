@@ -212,6 +212,8 @@ class Settings(Section, frozen=True, kw_only=True):
     """ext-proc and grpc.health.v1."""
     grpc_health_port: Port | None = None
     """A second port for grpc.health.v1, always plaintext."""
+    transport: Literal["auto", "http2", "grpcio"] = "auto"
+    """What speaks gRPC: http2 (libnghttp2) or grpcio; auto is http2 where its library can be imported."""
     metrics_port: Port = 9090
     metrics_listen: str = "0.0.0.0"
     compatibility_metrics: bool = False

@@ -89,7 +89,8 @@ PARTS = _definitions(
         ("event",),
         "ext-proc streams and what became of them: streams, decided, rejected, finished, aborted, decide_timeouts, "
         "decide_cancelled, and our own faults decide_errors, observer_errors, protocol_errors, internal_errors, which should "
-        "stay at zero.",
+        "stay at zero. With transport http2 also connections, connection_errors (a peer that broke HTTP/2), refused_calls "
+        "and resets (the proxy ends every stream with one).",
     ),
     (
         "event_errors",
@@ -136,6 +137,7 @@ PARTS = _definitions(
 EXTPROC_EVENTS = (
     *("streams", "decided", "rejected", "finished", "aborted", "decide_timeouts", "decide_cancelled"),
     *("decide_errors", "observer_errors", "protocol_errors", "internal_errors"),
+    *("connections", "connection_errors", "refused_calls", "resets"),
 )
 
 

@@ -77,6 +77,7 @@ RESTART_ONLY = (
         "listen",
         "grpc_port",
         "grpc_health_port",
+        "transport",
         "metrics_port",
         "metrics_listen",
         "compatibility_metrics",
@@ -471,6 +472,7 @@ def _server_settings(config: LoadedConfig) -> ServerSettings:
     return ServerSettings(
         address=f"{settings.listen}:{settings.grpc_port}",
         health_address=f"{settings.listen}:{health}" if health else None,
+        transport=settings.transport,
         tls=tls,
         max_body_bytes=settings.max_body_bytes,
         decide_timeout_s=config.decision_limit_s,

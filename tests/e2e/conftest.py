@@ -161,11 +161,13 @@ class Fleet:
         self.stack.push_async_callback(self.server.stop)
         return self.server
 
-    def spawn_picker(self, port: int, *, tls: Path | None = None) -> "subprocess.Popen[bytes]":
+    def spawn_picker(
+        self, port: int, *, tls: Path | None = None, transport: str = "http2"
+    ) -> "subprocess.Popen[bytes]":
         """The picker as a process of its own, so that it can be killed."""
         options = ["--tls", str(tls)] if tls else []
         process = subprocess.Popen(
-            [sys.executable, str(HERE / "picker.py"), *options, str(port), *self.addresses], cwd=REPOSITORY
+            [sys.executable, str(HERE / "picker.py"), transport, *options, str(port), *self.addresses], cwd=REPOSITORY
         )
         self.stack.callback(process.wait)
         self.stack.callback(process.kill)  # runs first; draining is for the tests about it

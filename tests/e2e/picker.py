@@ -77,9 +77,9 @@ class HeaderDecider:
         )
 
 
-async def main(port: int, endpoints: Sequence[str], tls: TlsFiles | None = None) -> None:
+async def main(port: int, endpoints: Sequence[str], **changes: Any) -> None:
     """Serve until SIGTERM, then drain."""
-    settings = ServerSettings(address=f"127.0.0.1:{port}", drain_s=2.5, grace_s=10.0, tls=tls)
+    settings = ServerSettings(address=f"127.0.0.1:{port}", drain_s=2.5, grace_s=10.0, **changes)
     server = Server(HeaderDecider(endpoints), settings)
     await server.start()
     await server.set_serving(True)
@@ -90,9 +90,9 @@ async def main(port: int, endpoints: Sequence[str], tls: TlsFiles | None = None)
 
 
 if __name__ == "__main__":
-    files: dict[str, Any] = {}
+    changes: dict[str, Any] = {"transport": sys.argv.pop(1)}
     if sys.argv[1] == "--tls":
         directory = Path(sys.argv[2])
-        files["tls"] = TlsFiles(certificate=directory / "tls.crt", key=directory / "tls.key")
+        changes["tls"] = TlsFiles(certificate=directory / "tls.crt", key=directory / "tls.key")
         del sys.argv[1:3]
-    asyncio.run(main(int(sys.argv[1]), sys.argv[2:], **files))
+    asyncio.run(main(int(sys.argv[1]), sys.argv[2:], **changes))

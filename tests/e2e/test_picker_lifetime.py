@@ -227,10 +227,11 @@ def self_signed(directory: Path, name: str) -> None:
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("verified", [False, True], ids=["any certificate", "verified"])
-async def test_tls_to_the_picker(fleet: Any, mode: str, verified: bool) -> None:
+@pytest.mark.parametrize("transport", ["http2", "grpcio"])
+async def test_tls_to_the_picker(fleet: Any, mode: str, verified: bool, transport: str) -> None:
     self_signed(fleet.directory, "picker.test")
     port = fleet.free_port()
-    fleet.spawn_picker(port, tls=fleet.directory)
+    fleet.spawn_picker(port, tls=fleet.directory, transport=transport)
     ca = str(fleet.directory / "tls.crt") if verified else None
     await fleet.start_envoy(f"127.0.0.1:{port}", mode=mode, picker_tls=PickerTls(ca_path=ca, server_name="picker.test"))
     assert await by_picker(fleet)

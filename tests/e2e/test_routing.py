@@ -10,13 +10,19 @@ import aiohttp
 import pytest
 
 MODES = ["BUFFERED", "FULL_DUPLEX_STREAMED"]
-VARIANTS = [*((mode, "STREAMED") for mode in MODES), ("FULL_DUPLEX_STREAMED", "FULL_DUPLEX_STREAMED")]
+VARIANTS = {
+    "buffered": ("BUFFERED", "STREAMED", "http2"),
+    "duplex": ("FULL_DUPLEX_STREAMED", "STREAMED", "http2"),
+    "duplex-both": ("FULL_DUPLEX_STREAMED", "FULL_DUPLEX_STREAMED", "http2"),
+    "buffered-grpcio": ("BUFFERED", "STREAMED", "grpcio"),
+    "duplex-both-grpcio": ("FULL_DUPLEX_STREAMED", "FULL_DUPLEX_STREAMED", "grpcio"),
+}
 
 
-@pytest.fixture(params=VARIANTS, ids=["buffered", "duplex", "duplex-both"])
+@pytest.fixture(params=VARIANTS.values(), ids=VARIANTS)
 async def routed(fleet: Any, request: pytest.FixtureRequest) -> Any:
-    mode, response_mode = request.param
-    server = await fleet.start_picker()
+    mode, response_mode, transport = request.param
+    server = await fleet.start_picker(transport=transport)
     await fleet.start_envoy(f"127.0.0.1:{server.port}", mode=mode, response_mode=response_mode)
     return fleet
 

@@ -6,6 +6,7 @@ import json
 import logging
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
@@ -19,15 +20,24 @@ from envoy.service.ext_proc.v3 import external_processor_pb2 as pb
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from gateway.extproc.decision import Decided, Decider, Head, Rejected
-from gateway.extproc.grpc_server import Server, ServerSettings
+from gateway.extproc.grpc_server import Server, ServerSettings, TransportName
 from gateway.extproc.server_tls import Reloading, TlsError, TlsFiles
 
 METHOD = "/envoy.service.ext_proc.v3.ExternalProcessor/Process"
 
 
+TRANSPORT: ContextVar[TransportName] = ContextVar("transport")
+
+
+@pytest.fixture(params=["http2", "grpcio"], autouse=True)
+def transport(request: pytest.FixtureRequest) -> None:
+    """Every test runs on both transports."""
+    TRANSPORT.set(request.param)
+
+
 @asynccontextmanager
 async def serving(decider: Decider, **settings: Any) -> AsyncIterator[Server]:
-    server = Server(decider, ServerSettings(address="127.0.0.1:0", **settings))
+    server = Server(decider, ServerSettings(address="127.0.0.1:0", transport=TRANSPORT.get(), **settings))
     await server.start()
     await server.set_serving(True)
     try:
