@@ -99,28 +99,26 @@ class CostPdDecider(Decider, type="cost-pd-decider"):
             return Verdict(False, "no-tokens")
         if decode < 0:
             return Verdict(True, "nothing-picked")
-        asked = fleet.usable() & fleet.role_mask(PREFILLS)
-        allowed = request.candidates
-        if allowed is not None and len(allowed) < len(fleet.slots()):  # those of other models, say, are no alternative
-            able, asked = asked, np.zeros(len(asked), np.bool_)
-            asked[allowed] = able[allowed]
-        asked[decode] = True  # one pass over all of them
-        slots = asked.nonzero()[0]
-        here = int(slots.searchsorted(decode))
+        # Those that the prefill profile may choose from: endpoints of other models, say, are no alternative.
+        allowed = fleet.available() if request.candidates is None else request.candidates
+        prefills = allowed[fleet.role_mask(PREFILLS)[allowed]]
+        slots = np.empty(len(prefills) + 1, np.intp)  # one pass over all of them, where it decodes first
+        slots[0], slots[1:] = decode, prefills
         cached = cached_tokens(request, slots, fleet, limits.prefix_match_info_producer_name)
-        held = cached.item(here)
+        held = cached.item(0)
         missing = prompt - held
         numbers = {"prompt_tokens": prompt, "missing_tokens": missing}
         if missing <= limits.floor_tokens and not request.rewrites_history:
             return Verdict(False, "few-tokens", numbers)
 
-        if len(slots) == 1:
+        remote = self._prefill.of_prompt(prompt, cached)
+        remote[slots == decode] = np.inf  # also where it prefills too: nothing would be handed over
+        if smallest(remote) == np.inf:
             return Verdict(False, "no-prefill-endpoint", numbers)
         backlog, batch = self._prefill.backlog(fleet, slots, fleet.clock()), float(fleet.decoding[decode])
         delta = cost.append(missing, held, batch)
-        local = backlog.item(here) * 1e3 + delta
-        remote = backlog + self._prefill.of_prompt(prompt, cached)
-        remote[here] = np.inf
+        local = backlog.item(0) * 1e3 + delta
+        remote += backlog
         transfer = limits.setup_ms + missing * self._transfer_ms
         best = smallest(remote) * 1e3 + transfer
         slack = self._slack(request, batch, float(fleet.decode_tokens[decode]))

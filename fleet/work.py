@@ -37,24 +37,26 @@ class PrefillCost(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     def backlog(
         self, fleet: Fleet, slots: Slots, now: float, progress: Progress = "clock", slowness: Vector | None = None
     ) -> Vector:
-        """Seconds of prefill that each slot still owes on what the books say was sent there. Not negative. `slowness`: by how
-        much longer each slot takes."""
-        owed = self.a * fleet.in_flight_tokens[slots] + self.q * fleet.in_flight_square[slots]
+        """Seconds of prefill that each of `slots` still owes on what the books say was sent there. Not negative. `slowness`: by
+        how much longer each slot of the fleet takes."""
+        # Over all slots: on the few columns that there are, reading out is dearer than arithmetic.
+        owed = self.a * fleet.in_flight_tokens + self.q * fleet.in_flight_square
         if slowness is not None:
             owed *= slowness
         if progress == "none":
-            return owed
-        oldest = self.a * fleet.oldest_tokens[slots] + self.q * fleet.oldest_square[slots]
+            return owed[slots]
+        oldest = self.a * fleet.oldest_tokens + self.q * fleet.oldest_square
         if slowness is not None:
             oldest *= slowness
-        done = np.minimum(MOST_PROGRESS * oldest, np.maximum(now - fleet.oldest_since[slots], 0.0))
+        done = np.minimum(MOST_PROGRESS * oldest, np.maximum(now - fleet.oldest_since, 0.0))
         if progress == "events":
-            left = self.a * fleet.oldest_left_tokens[slots] + self.q * fleet.oldest_left_square[slots]
+            left = self.a * fleet.oldest_left_tokens + self.q * fleet.oldest_left_square
             if slowness is not None:
                 left *= slowness
             # Where nothing of the oldest has been announced yet the clock is the better guess.
             done = np.where(left < oldest, oldest - left, done)
-        return np.maximum(owed - done, 0.0)
+        owed -= done
+        return np.maximum(owed, 0.0)[slots]
 
 
 H100_8B = PrefillCost()

@@ -145,7 +145,7 @@ class ExpectedWorkScorer(Scorer, type="expected-work-scorer"):
 
     def backlog(self, model: str, slots: Slots, fleet: Fleet, now: float) -> Vector:
         """B: seconds of prefill owed to requests sent before, without decode factor."""
-        slowness = self._slowness_of(slots, fleet) if self.parameters.speed_factors else None
+        slowness = fleet.vector_of(self, self._slowness) if self.parameters.speed_factors else None
         return self.cost(model).backlog(fleet, slots, now, self.parameters.progress, slowness)
 
     def prefill_s(self, leg: Leg, fleet: Fleet) -> float:
