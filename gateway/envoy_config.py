@@ -34,6 +34,7 @@ class EnvoyParameters(msgspec.Struct, frozen=True, kw_only=True):
     buffer_limit_bytes: int = 64 * 1024 * 1024  # larger bodies are 413 in BUFFERED mode
     stream_idle_timeout_s: float = 600.0  # a stream without a byte in either direction: a prompt in a long queue
     connect_timeout_s: float = 1.0
+    engine_idle_s: float = 4.0  # an unused connection is closed; below the 5 s after which vLLM (uvicorn) closes it
     retries: int = 2  # further endpoints to try when a connection cannot be made: the picker's list, then any
     dynamic_hosts: bool = False  # send to any address the picker names, not only to `endpoints` (ORIGINAL_DST)
     picker_tls: PickerTls | None = None
@@ -208,6 +209,7 @@ def _members(parameters: EnvoyParameters, name: str, policy: Config) -> Config:
         "type": "STATIC",
         "connect_timeout": _seconds(parameters.connect_timeout_s),
         "circuit_breakers": _circuit_breakers(),
+        "typed_extension_protocol_options": _to_engines(parameters),
         "load_balancing_policy": {"policies": [policy]},
         "load_assignment": {"cluster_name": name, "endpoints": [{"lb_endpoints": hosts}]},
     }
@@ -233,11 +235,28 @@ def _original_dst(parameters: EnvoyParameters) -> Config:
         "lb_policy": "CLUSTER_PROVIDED",
         "connect_timeout": _seconds(parameters.connect_timeout_s),
         "circuit_breakers": _circuit_breakers(),
+        "typed_extension_protocol_options": _to_engines(parameters),
         "original_dst_lb_config": {"use_http_header": True, "http_header_name": DESTINATION},
     }
 
 
 # --- small parts
+
+
+def _to_engines(parameters: EnvoyParameters) -> Config:
+    """HTTP/1.1, on connections that Envoy closes before the engine does.
+
+    A request that leaves just when the engine closes its idle connection is answered with 503 and cannot be retried: nobody
+    knows whether the engine has seen it.
+    """
+    options = f"{_EXTENSIONS}.upstreams.http.v3.HttpProtocolOptions"
+    return {
+        "envoy.extensions.upstreams.http.v3.HttpProtocolOptions": {
+            "@type": options,
+            "common_http_protocol_options": {"idle_timeout": _seconds(parameters.engine_idle_s)},
+            "explicit_http_config": {"http_protocol_options": {}},
+        }
+    }
 
 
 def _policy(name: str, message: str, **fields: Any) -> Config:

@@ -38,7 +38,7 @@ def picker_cluster(address: str, tls: PickerTls | None, connect_timeout: str, ci
                 # A picker that hangs, or whose machine is gone, closes no connection: streams would wait for it, in
                 # FULL_DUPLEX_STREAMED without any other limit.
                 "explicit_http_config": {
-                    "http2_protocol_options": {"connection_keepalive": {"interval": "2s", "timeout": "2s"}}
+                    "http2_protocol_options": {"connection_keepalive": {"interval": "2s", "timeout": "5s"}}
                 },
             }
         },

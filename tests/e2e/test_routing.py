@@ -31,6 +31,19 @@ def header(answer: Any, name: str) -> list[str]:
     return [value for key, value in answer["headers"] if key == name]
 
 
+async def test_an_unused_connection_to_a_model_server_is_closed_by_envoy(fleet: Any) -> None:
+    """The other way round a request may be on its way when the model server closes it."""
+    server = await fleet.start_picker()
+    await fleet.start_envoy(f"127.0.0.1:{server.port}", engine_idle_s=0.3)
+    assert (await fleet.post(b"{}"))[0] == 200
+
+    async def closed() -> bool:
+        return (await fleet.envoy.stat("cluster.fleet.upstream_cx_idle_timeout")) == 1
+
+    await fleet.until(closed, "Envoy closes the idle connection")
+    assert (await fleet.post(b"{}"))[0] == 200
+
+
 # --- what clients get wrong
 
 

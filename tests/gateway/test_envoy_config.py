@@ -99,6 +99,17 @@ def test_the_destination_is_stripped_before_the_picker_is_asked_on_every_listene
     assert "envoy.filters.http.ext_proc" not in names
 
 
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_unused_connections_to_engines_are_closed_before_uvicorn_does(dynamic: bool) -> None:
+    parameters = EnvoyParameters(endpoints=["10.0.0.1:8000"], dynamic_hosts=dynamic, plain_listen="0.0.0.0:8081")
+    clusters = envoy_bootstrap(parameters)["static_resources"]["clusters"]
+    fleet = [cluster for cluster in clusters if cluster["name"] != "picker"]
+    assert len(fleet) == 2
+    for cluster in fleet:
+        (options,) = cluster["typed_extension_protocol_options"].values()
+        assert float(options["common_http_protocol_options"]["idle_timeout"].removesuffix("s")) < 5
+
+
 def test_metadata_passes_in_both_directions() -> None:
     options = typed(envoy_bootstrap(EnvoyParameters(endpoints=FLEET)), "envoy.filters.http.ext_proc")[
         "metadata_options"
