@@ -111,17 +111,17 @@ class CostPdDecider(Decider, type="cost-pd-decider"):
         if missing <= limits.floor_tokens and not request.rewrites_history:
             return Verdict(False, "few-tokens", numbers)
 
-        remote = self._prefill.of_prompt(prompt, cached)
+        backlog, batch = self._prefill.backlog(fleet, slots, fleet.clock()), fleet.decoding.item(decode)
+        remote = backlog + self._prefill.of_prompt(prompt, cached)
         remote[slots == decode] = np.inf  # also where it prefills too: nothing would be handed over
-        if smallest(remote) == np.inf:
+        soonest = smallest(remote)
+        if soonest == np.inf:
             return Verdict(False, "no-prefill-endpoint", numbers)
-        backlog, batch = self._prefill.backlog(fleet, slots, fleet.clock()), float(fleet.decoding[decode])
         delta = cost.append(missing, held, batch)
         local = backlog.item(0) * 1e3 + delta
-        remote += backlog
         transfer = limits.setup_ms + missing * self._transfer_ms
-        best = smallest(remote) * 1e3 + transfer
-        slack = self._slack(request, batch, float(fleet.decode_tokens[decode]))
+        best = soonest * 1e3 + transfer
+        slack = self._slack(request, batch, fleet.decode_tokens.item(decode))
         numbers |= {
             "batch": batch,
             "delta_ms": delta,
@@ -139,8 +139,10 @@ class CostPdDecider(Decider, type="cost-pd-decider"):
     def _slack(self, request: Request, batch: float, context: float) -> float:
         target = self.parameters.tpot_target_ms
         for header in TPOT_HEADERS:
+            if (said := request.headers.get(header)) is None:
+                continue
             try:
-                asked = float(request.headers.get(header, ""))
+                asked = float(said)
             except ValueError:
                 continue  # the client's header, not ours to trip over; the configured target stands
             if 0 < asked < math.inf:

@@ -195,12 +195,14 @@ class Scheduler:
             if not len(candidates):
                 return Run(profile.name, filtered, NOBODY, [], np.empty(0), NOBODY)
 
-        totals = np.zeros(len(candidates))
+        totals: Vector | None = None
         scores: list[tuple[str, float, Vector]] = []
         for scorer, weight in profile.scorers:
             score = self._score(scorer, request, candidates)
             scores.append((scorer.name, weight, score))
-            totals += score * weight
+            totals = score * weight if totals is None else totals + score * weight
+        if totals is None:
+            totals = np.zeros(len(candidates))
         return Run(
             profile.name, filtered, candidates, scores, totals, self._pick(profile.picker, request, candidates, totals)
         )

@@ -1,5 +1,6 @@
 """Pickers: from total scores to the destination and its fallbacks."""
 
+import random
 from typing import Annotated
 
 import numpy as np
@@ -22,6 +23,7 @@ class _RandomPicker(Picker):
     def __init__(self, name: str, parameters: plugin.Parameters) -> None:
         super().__init__(name, parameters)
         self.rng = np.random.default_rng(self.parameters.seed)
+        self.ties = random.Random(self.parameters.seed)  # one number from NumPy's costs as much as a scorer
         self.most = max(self.parameters.max_num_of_endpoints, 1)
 
     def best(self, candidates: Slots, keys: Vector) -> Slots:
@@ -30,7 +32,7 @@ class _RandomPicker(Picker):
             one = int(keys.argmax())
             equal = (keys == keys[one]).nonzero()[0]
             if len(equal) > 1:
-                one = int(equal[self.rng.integers(len(equal))])
+                one = equal.item(int(self.ties.random() * len(equal)))
             return candidates[one : one + 1]
         order = np.lexsort((self.rng.random(len(keys)), -keys))
         return candidates[order[: self.most]]
