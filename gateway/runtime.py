@@ -99,6 +99,7 @@ class Gateway:
     def __init__(self, config: LoadedConfig, config_file: Path | None = None) -> None:
         settings = config.settings
         self._config, self._config_file = config, config_file
+        self._started_with = settings
         self.fleet = Fleet()
         self.books = Books(self.fleet)
         self.breaker = Breaker(self.fleet)
@@ -274,9 +275,8 @@ class Gateway:
             known = isinstance(error, ConfigError | TokenizerError | OSError | ValueError)
             log.error("config_refused file=%s kept=old error=%s", file, error, exc_info=None if known else error)
             return
-        old = self._config.settings
         for name in RESTART_ONLY:
-            if getattr(config.settings, name) != getattr(old, name):
+            if getattr(config.settings, name) != getattr(self._started_with, name):
                 log.warning("config_needs_restart setting=%s", name)
         if _event_settings(config) != _event_settings(self._config):
             log.warning("config_needs_restart setting=%s", PrecisePrefixCacheProducer.type)

@@ -18,13 +18,18 @@ from gateway.demo import DemoOptions, run_demo
 @click.option("--engines", type=click.IntRange(2, 16), default=4, show_default=True)
 @click.option("--blocks", type=click.IntRange(min=64), default=2200, show_default=True, help="KV blocks per engine.")
 @click.option("--seed", default=7, show_default=True, help="Of the traffic.")
-@click.option("--logs", type=click.Path(path_type=Path, file_okay=False), default=Path("demo-logs"), show_default=True)
+@click.option(
+    "--logs",
+    type=click.Path(path_type=Path, file_okay=False),
+    help="For logs and configurations; a demo follows the files in it, so two need two.  [default: demo-logs/PORT]",
+)
 @json_option
 def command(
-    keep: bool, port: int, requests: int, engines: int, blocks: int, seed: int, logs: Path, as_json: bool
+    keep: bool, port: int, requests: int, engines: int, blocks: int, seed: int, logs: Path | None, as_json: bool
 ) -> None:
     """Run four simulated engines, the gateway and a real Envoy on this machine, send the same multi-turn chats by round
     robin and through Warmroute, and print both results side by side."""
+    logs = logs or Path("demo-logs") / str(port)
     options = DemoOptions(
         keep=keep, json=as_json, port=port, requests=requests, engines=engines, blocks=blocks, seed=seed, logs=logs
     )

@@ -29,4 +29,7 @@ def _lines(report: Report) -> Iterator[str]:
         yield f"  more  {PAGE}#{finding.id}"
     yield ""
     count = len(report.findings)
-    yield "no findings" if not count else "1 finding" if count == 1 else f"{count} findings"
+    found = "no findings" if not count else "1 finding" if count == 1 else f"{count} findings"
+    left = sum(map(len, skipped.values()))
+    missing = "1 check was" if left == 1 else f"{left} checks were"
+    yield f"{found}, but {missing} skipped" if left else found

@@ -108,12 +108,15 @@ class Server:
 
 
 def chosen(wanted: TransportName) -> str:
-    """The transport that is used; `auto` is settled, with a word where it is the slower one."""
-    if wanted != "auto":
+    """The transport that is used; `auto` is settled, with a word where it is the slower one. Raises ValueError for one that
+    is not to be had."""
+    if wanted == "grpcio":
         return wanted
     try:
         importlib.import_module("ngh2")
     except ImportError as error:
+        if wanted == "http2":
+            raise ValueError(f"transport http2 needs the package ngh2 ({error}); use auto or grpcio") from error
         logger.warning("transport_fallback transport=grpcio reason=%r", str(error))
         return "grpcio"
     return "http2"

@@ -187,4 +187,6 @@ def test_without_the_library_the_other_transport_is_taken_and_the_log_says_so(
     monkeypatch.setitem(sys.modules, "ngh2", None)
     assert chosen("auto") == "grpcio"
     assert "transport_fallback" in caplog.text
+    with pytest.raises(ValueError, match=r"http2 needs the package ngh2 .* use auto or grpcio"):
+        chosen("http2")
     assert chosen("grpcio") == "grpcio"
