@@ -21,14 +21,12 @@ class Status(enum.IntEnum):
     """The codes that we use."""
 
     OK = 0
-    CANCELLED = 1
     INVALID_ARGUMENT = 3
     DEADLINE_EXCEEDED = 4
     NOT_FOUND = 5
     RESOURCE_EXHAUSTED = 8
     UNIMPLEMENTED = 12
     INTERNAL = 13
-    UNAVAILABLE = 14
 
 
 class Refused(Exception):

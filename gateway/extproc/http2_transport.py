@@ -22,6 +22,7 @@ logger = logging.getLogger("gateway.extproc")
 _LOOK_S = 0.5  # how often deadlines and silent peers are looked for
 _ASK_S, _GIVE_UP_S = 30.0, 60.0  # a peer that was silent for so long is pinged, and then given up
 _ROUND_TRIP_S = 0.2  # between the notice that we will stop and refusing what comes after it
+_FLUSH_S = 1.0  # for what was said last to leave, when we stop
 _BACKLOG = 1024
 
 
@@ -68,6 +69,11 @@ class Http2Transport:
                     await asyncio.wait_for(self._idle.wait(), grace_s)
         for connection in list(self.connections):
             connection.close()
+        deadline = asyncio.get_running_loop().time() + _FLUSH_S
+        for connection in list(self.connections):
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(connection.gone.wait(), deadline - asyncio.get_running_loop().time())
+            connection.abort()  # a peer that reads nothing must not keep the process
         if self._looking is not None:
             self._looking.cancel()
             await asyncio.gather(self._looking, return_exceptions=True)
@@ -104,6 +110,7 @@ class _Connection(asyncio.Protocol):
         self._scheduled = False
         self._paused = False
         self._asked = False
+        self.gone = asyncio.Event()
         self._heard_at = self._loop.time()
         self._transport: asyncio.Transport
         self.grpc = owner.connection(self._wake)
@@ -144,6 +151,7 @@ class _Connection(asyncio.Protocol):
 
     def connection_lost(self, _: Exception | None) -> None:
         self._owner.connections.discard(self)
+        self.gone.set()
         self.grpc.lost()
         self._owner.settled()
 
@@ -164,6 +172,9 @@ class _Connection(asyncio.Protocol):
         self.grpc.lost()
         self._flush()
         self._transport.close()
+
+    def abort(self) -> None:
+        self._transport.abort()
 
     def _wake(self) -> None:
         if not self._busy and not self._scheduled:

@@ -40,11 +40,7 @@ class Reloading:
 
     def context(self) -> ssl.SSLContext:
         """A server context that follows the files."""
-        outer = _context()
-        outer.load_cert_chain(self._files.certificate, self._files.key)
-        if self._files.client_ca is not None:
-            outer.verify_mode = ssl.CERT_REQUIRED
-            outer.load_verify_locations(self._files.client_ca)
+        outer = self._read()
 
         def choose(connection: ssl.SSLObject | ssl.SSLSocket, _name: str | None, _outer: ssl.SSLContext) -> None:
             self.changed()
@@ -112,7 +108,9 @@ class Reloading:
         for path, data, kind in ((files.certificate, certificate, b"CERTIFICATE"), (files.key, key, b"KEY")):
             if b"-----BEGIN" not in data or kind not in data:
                 raise TlsError(f"{path}: not a PEM file with a {kind.decode().lower()}")
-        context = _context()
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.minimum_version = ssl.TLSVersion.TLSv1_2
+        context.set_alpn_protocols(["h2"])
         try:
             context.load_cert_chain(files.certificate, files.key)
         except ssl.SSLError as error:
@@ -124,10 +122,3 @@ class Reloading:
                 raise TlsError(f"{files.client_ca}: {error}") from error
             context.verify_mode = ssl.CERT_REQUIRED
         return context
-
-
-def _context() -> ssl.SSLContext:
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.minimum_version = ssl.TLSVersion.TLSv1_2
-    context.set_alpn_protocols(["h2"])
-    return context

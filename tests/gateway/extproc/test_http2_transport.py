@@ -123,6 +123,23 @@ async def test_a_peer_that_does_not_read_is_not_read_either_until_it_does() -> N
         writer.close()
 
 
+async def test_a_peer_that_reads_nothing_does_not_keep_the_server_from_stopping() -> None:
+    async with serving() as world:
+        _, writer, client = await world.connect()
+        client.update_settings({ngh2.Setting.INITIAL_WINDOW_SIZE: 2**31 - 1})
+        client.set_local_window_size(2**31 - 1)
+        stream = client.send_request(HEADERS)
+        client.send_data(stream, framed(b"30000000"))
+        writer.write(client.data_to_send())
+        await until(lambda: world.calls, "a call")
+        (connection,) = world.transport.connections
+        await until(lambda: connection._paused, "the server waits")
+        await asyncio.wait_for(world.transport.stop(0.1), 10)
+        await until(lambda: not world.transport.connections, "the connection is gone")
+        assert world.calls[0].aborts == 1
+        writer.transport.abort()
+
+
 async def test_http_1_is_turned_away_and_the_server_goes_on() -> None:
     async with serving() as world:
         reader, writer = await asyncio.open_connection("127.0.0.1", world.port)
@@ -177,6 +194,8 @@ async def test_an_ipv6_address_for_everybody_takes_ipv4_too() -> None:
     with socket.create_connection(("127.0.0.1", port), timeout=5):
         await until(lambda: world.transport.connections, "a connection")
     await world.transport.stop(0)
+    await until(lambda: not world.transport.connections, "the connection is closed")
+    assert world.transport.open_calls == 0
 
 
 def test_without_the_library_the_other_transport_is_taken_and_the_log_says_so(
