@@ -99,30 +99,31 @@ class CostPdDecider(Decider, type="cost-pd-decider"):
             return Verdict(False, "no-tokens")
         if decode < 0:
             return Verdict(True, "nothing-picked")
+        # Over all slots, as they stand in the books: reading a few out is dearer than arithmetic on all.
+        cached = cached_tokens(request, None, fleet, limits.prefix_match_info_producer_name)
+        held = cached.item(decode)
+        missing = prompt - held
+        if missing <= limits.floor_tokens and not request.rewrites_history:
+            return Verdict(False, "few-tokens", {"prompt_tokens": prompt, "missing_tokens": missing})
+
+        backlog = self._prefill.backlog(fleet, None, fleet.clock())
+        remote = backlog + self._prefill.of_prompt(prompt, cached)
+        remote[decode] = np.inf  # also where it prefills too: nothing would be handed over
         # Those that the prefill profile may choose from: endpoints of other models, say, are no alternative.
         allowed = fleet.available() if request.candidates is None else request.candidates
         prefills = allowed[fleet.role_mask(PREFILLS)[allowed]]
-        slots = np.empty(len(prefills) + 1, np.intp)  # one pass over all of them, where it decodes first
-        slots[0], slots[1:] = decode, prefills
-        cached = cached_tokens(request, slots, fleet, limits.prefix_match_info_producer_name)
-        held = cached.item(0)
-        missing = prompt - held
-        numbers = {"prompt_tokens": prompt, "missing_tokens": missing}
-        if missing <= limits.floor_tokens and not request.rewrites_history:
-            return Verdict(False, "few-tokens", numbers)
-
-        backlog, batch = self._prefill.backlog(fleet, slots, fleet.clock()), fleet.decoding.item(decode)
-        remote = backlog + self._prefill.of_prompt(prompt, cached)
-        remote[slots == decode] = np.inf  # also where it prefills too: nothing would be handed over
-        soonest = smallest(remote)
+        soonest = smallest(remote[prefills]) if len(prefills) else np.inf
         if soonest == np.inf:
-            return Verdict(False, "no-prefill-endpoint", numbers)
+            return Verdict(False, "no-prefill-endpoint", {"prompt_tokens": prompt, "missing_tokens": missing})
+        batch = fleet.decoding.item(decode)
         delta = cost.append(missing, held, batch)
-        local = backlog.item(0) * 1e3 + delta
+        local = backlog.item(decode) * 1e3 + delta
         transfer = limits.setup_ms + missing * self._transfer_ms
         best = soonest * 1e3 + transfer
         slack = self._slack(request, batch, fleet.decode_tokens.item(decode))
-        numbers |= {
+        numbers = {
+            "prompt_tokens": prompt,
+            "missing_tokens": missing,
             "batch": batch,
             "delta_ms": delta,
             "slack_ms": slack,

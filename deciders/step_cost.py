@@ -7,6 +7,7 @@ proportional beyond the last. Attention of n new tokens over a history of h: 4 *
 
 from bisect import bisect_left
 from collections.abc import Mapping
+from functools import cached_property
 
 import msgspec
 
@@ -15,7 +16,7 @@ from fleet.work import PrefillCost
 POINTS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 
 
-class StepCost(msgspec.Struct, frozen=True, kw_only=True):
+class StepCost(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     """Constants of one model on one kind of hardware."""
 
     points: tuple[float, ...]
@@ -58,7 +59,7 @@ class StepCost(msgspec.Struct, frozen=True, kw_only=True):
         constant, per_token, per_request = self.decode_ms
         return self.linear(max(batch, 1)) + constant + per_token * context + per_request * batch + self.other_ms
 
-    @property
+    @cached_property
     def pair_ms(self) -> float:
         return 4 * self.heads * 128 * self.layers / 600e12 * 1e3
 

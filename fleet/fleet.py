@@ -74,6 +74,9 @@ class Fleet:
     oldest_tokens: Vector
     oldest_square: Vector
     """n and n * (h + n/2) of the longest waiting request that the slot computes, without a first token; 0 without one."""
+    prefills: NDArray[np.float64]
+    """What the four above are views of, so that all is priced in one product: row 0 tokens, row 1 squares; the first
+    `capacity` of a row are what is in flight, the others the oldest."""
     oldest_left_tokens: Vector
     oldest_left_square: Vector
     """The same of what is left of it, by the blocks that the engine has announced since; equal to the above until it has."""
@@ -128,6 +131,7 @@ class Fleet:
         }
         for name, default in self._columns.items():
             setattr(self, name, np.full(capacity, default))
+        self._stack_prefills()
         self.block_tokens = np.zeros(capacity, np.int64)
         self.healthy = np.ones(capacity, np.bool_)
         self.tripped = np.zeros(capacity, np.bool_)
@@ -254,7 +258,8 @@ class Fleet:
     def role_mask(self, roles: Iterable[Role | None]) -> Mask:
         """Per slot whether its role is among `roles`; None among them means endpoints without a role label."""
         wanted = frozenset(roles)
-        return self.mask_of(("role", wanted), lambda endpoint: endpoint.role in wanted)
+        known: Mask | None = self._cache.get(wanted)
+        return self.mask_of(wanted, lambda endpoint: endpoint.role in wanted) if known is None else known
 
     def listed(self, slot: int, listing: Listing) -> None:
         """An endpoint listed its models."""
@@ -277,10 +282,17 @@ class Fleet:
         self._cache.clear()
         self._slots = np.flatnonzero(self._live)
 
+    def _stack_prefills(self) -> None:
+        tokens, square = (self.in_flight_tokens, self.oldest_tokens), (self.in_flight_square, self.oldest_square)
+        self.prefills = np.stack([np.concatenate(tokens), np.concatenate(square)])
+        self.in_flight_tokens, self.oldest_tokens = np.split(self.prefills[0], 2)
+        self.in_flight_square, self.oldest_square = np.split(self.prefills[1], 2)
+
     def _grow(self) -> None:
         old, new = self.capacity, self.capacity * 2
         for name, default in self._columns.items():
             setattr(self, name, np.concatenate([getattr(self, name), np.full(new - old, default)]))
+        self._stack_prefills()
         self.block_tokens = np.concatenate([self.block_tokens, np.zeros(new - old, np.int64)])
         self.healthy = np.concatenate([self.healthy, np.ones(new - old, np.bool_)])
         for name in ("tripped", "draining", "_live"):

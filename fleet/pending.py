@@ -9,6 +9,7 @@ a few comparisons instead of 8,192 dictionary entries. A node counts the prompts
 """
 
 from collections.abc import Sequence
+from math import inf
 
 import numpy as np
 
@@ -34,7 +35,7 @@ class PendingPrompts:
     def __init__(self) -> None:
         self._root = _Node((), 0, 0)
         self._prompts = 0
-        self._held: tuple[Match, Vector] | None = None  # until something changes: scorers and deciders ask alike
+        self._held: tuple[Match, float, Vector] | None = None  # until something changes: scorers and deciders ask alike
 
     def __len__(self) -> int:
         """Prompts held."""
@@ -74,9 +75,10 @@ class PendingPrompts:
                     del node.children[first]
             node, position = child, child.end
 
-    def leading(self, keys: Sequence[int], capacity: int) -> Vector:
-        """Per slot (vector of `capacity`) the leading blocks of `keys` that prompts on their way to it contain."""
-        blocks = np.zeros(capacity)
+    def leading(self, keys: Sequence[int], capacity: int, block_tokens: float = 1.0) -> Vector:
+        """Per slot (vector of `capacity`) how much of `keys` from its beginning prompts on their way to it contain: blocks, or
+        tokens where a block has `block_tokens`."""
+        tokens = np.zeros(capacity)
         node, position = self._root, 0
         while position < len(keys):
             child = node.children.get(keys[position])
@@ -84,22 +86,24 @@ class PendingPrompts:
                 break
             agreed = _agree(child, keys)
             # Deeper nodes have fewer holders and come later, so every slot ends with its own longest.
-            blocks[np.fromiter(child.holders, np.intp, len(child.holders))] = agreed
+            tokens[np.fromiter(child.holders, np.intp, len(child.holders))] = agreed * block_tokens
             if agreed < child.end:
                 break
             node, position = child, agreed
-        return blocks
+        return tokens
 
-    def held(self, match: Match, capacity: int) -> Vector:
+    def held(self, match: Match, capacity: int, most: float = inf) -> Vector:
         """Per slot (vector of `capacity`) the leading tokens of a prompt that are there by its match or on their way, whichever
-        is more. Shared: do not write into it."""
-        if self._held is not None and self._held[0] is match and len(self._held[1]) == capacity:
-            return self._held[1]
-        tokens = self.leading(match.keys, capacity)
-        tokens *= match.block_tokens
-        matched = match.tokens[:capacity]  # shorter where slots were added since
-        np.maximum(tokens[: len(matched)], matched, out=tokens[: len(matched)])
-        self._held = match, tokens
+        is more, up to `most`. Shared: do not write into it."""
+        if (known := self._held) and known[0] is match and known[1] == most and len(known[2]) == capacity:
+            return known[2]
+        tokens = self.leading(match.keys, capacity, match.block_tokens)
+        if (matched := len(match.tokens)) < capacity:  # slots were added since
+            np.maximum(tokens[:matched], match.tokens, out=tokens[:matched])
+        else:
+            np.maximum(tokens, match.tokens[:capacity], out=tokens)
+        np.minimum(tokens, most, out=tokens)
+        self._held = match, most, tokens
         return tokens
 
     def _split(self, parent: _Node, child: _Node, at: int) -> None:

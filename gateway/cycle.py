@@ -153,7 +153,7 @@ class Scheduler:
                 runs[name] = self._run(self._profiles[name], request, candidates)
                 picks[name] = runs[name].picked
                 if request.peer is None and len(picks[name]):
-                    request.peer = int(picks[name][0])  # what later profiles may want to be close to
+                    request.peer = picks[name].item(0)  # what later profiles may want to be close to
         except UnknownProfile as error:
             return Rejection(status=400, reason=None, message=str(error))
 
@@ -200,7 +200,8 @@ class Scheduler:
         for scorer, weight in profile.scorers:
             score = self._score(scorer, request, candidates)
             scores.append((scorer.name, weight, score))
-            totals = score * weight if totals is None else totals + score * weight
+            weighted = score if weight == 1.0 else score * weight
+            totals = weighted if totals is None else totals + weighted
         if totals is None:
             totals = np.zeros(len(candidates))
         return Run(
@@ -242,7 +243,7 @@ class Scheduler:
     def _ask(self, gate: Decider, request: Request, picks: Mapping[str, Slots]) -> Verdict:
         pick = picks.get(self._handler.primary(picks), NOBODY)
         try:
-            return gate.decide(request, int(pick[0]) if len(pick) else -1, self._fleet)
+            return gate.decide(request, pick.item(0) if len(pick) else -1, self._fleet)
         except Exception as error:  # noqa: BLE001 - counted
             self.failed(gate, "decide", error)
             return Verdict(False, "decider-failed")

@@ -42,6 +42,8 @@ class ActiveRequestScorer(Scorer, type="active-request-scorer"):
         best = self.parameters.max_busy_score
         if not 0.0 <= best <= 1.0:
             best = 1.0
-        busy: Vector = (most - count) / most * best
-        busy[count <= idle] = 1.0
+        busy: Vector = (most - count) / most
+        if best != 1.0 or idle:  # else an idle endpoint has 1 by the formula
+            busy *= best
+            busy[count <= idle] = 1.0
         return busy

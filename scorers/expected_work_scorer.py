@@ -29,6 +29,8 @@ TIE_IN_FLIGHT_S = 1e-6
 """Added per request in flight: breaks ties and is too small to overrule work."""
 TIE_RECENCY_S = 1e-9
 """Range over which candidates are spread from the least to the most recently chosen; smaller than the tie above."""
+_ONE, _TIE_IN_FLIGHT_S = np.array(1.0), np.array(TIE_IN_FLIGHT_S)
+"""As arrays: on a few endpoints turning a float into one costs as much as the arithmetic."""
 
 
 class DecodeFactor(plugin.Parameters, frozen=True, kw_only=True):
@@ -68,7 +70,7 @@ def ties(slots: Slots, fleet: Fleet) -> Vector:
     chosen = fleet.chosen_at[slots]
     oldest = smallest(chosen)
     recency = TIE_RECENCY_S / (largest(chosen) - oldest + 1.0)
-    added: Vector = TIE_IN_FLIGHT_S * fleet.in_flight[slots] + recency * (chosen - oldest)
+    added: Vector = _TIE_IN_FLIGHT_S * fleet.in_flight[slots] + recency * (chosen - oldest)
     return added
 
 
@@ -120,7 +122,7 @@ class ExpectedWorkScorer(Scorer, type="expected-work-scorer"):
 
     def score(self, request: Request, candidates: Slots, fleet: Fleet) -> Vector:
         expected = self.work(request, candidates, fleet).expected
-        score: Vector = 1.0 / (1.0 + (expected - smallest(expected)))
+        score: Vector = _ONE / (_ONE + (expected - smallest(expected)))
         return score
 
     def work(self, request: Request, candidates: Slots, fleet: Fleet) -> Work:

@@ -40,10 +40,10 @@ class PrefixCacheScorer(Scorer, type="prefix-cache-scorer"):
         if match is None or match.total_tokens <= 0:
             return np.zeros(len(candidates))
         # Whole blocks after weighting; the small addend keeps 3 * 0.8 + ... from losing a block to rounding.
-        tokens = np.floor(match.tokens_at(candidates, weighted=True) / match.block_tokens + 1e-9) * match.block_tokens
-        share: Vector = tokens / match.total_tokens
+        blocks = np.floor(match.tokens_at(candidates, weighted=True) / match.block_tokens + 1e-9)
+        share: Vector = blocks * (match.block_tokens / match.total_tokens)
         weight = self.parameters.match_length_weight
         if weight:
-            length = np.minimum(1.0, tokens / self.parameters.match_length_scale_tokens)
+            length = np.minimum(1.0, blocks * (match.block_tokens / self.parameters.match_length_scale_tokens))
             share = weight * length * length + (1.0 - weight) * share
         return share

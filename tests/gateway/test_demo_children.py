@@ -70,7 +70,12 @@ async def test_leaving_stops_every_child_also_one_that_ignores_sigterm(tmp_path:
 
 
 async def test_grandchildren_end_with_their_group(tmp_path: Path) -> None:
-    code = f"import subprocess; p = subprocess.Popen({SLEEP!r}); print(p.pid, flush=True); p.wait()"
+    code = f"""
+import subprocess
+p = subprocess.Popen({SLEEP!r}, stdout=subprocess.DEVNULL)
+print(p.pid, flush=True)
+p.wait()
+"""
     async with Children(tmp_path) as children:
         await children.start("parent", [sys.executable, "-c", code])
         await eventually(lambda: (tmp_path / "parent.log").read_text().endswith("\n"))
