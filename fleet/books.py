@@ -152,8 +152,8 @@ class Books:
             self._heard(request_id, legs, now)
         return bool(done)
 
-    def taken_back(self, request_id: str, slot: int, cached_tokens: float, now: float) -> bool:
-        """The prefill leg came to nothing: it ends, and `slot` computes what it does not hold of the prompt itself. False
+    def taken_back(self, request_id: str, slot: int, now: float) -> bool:
+        """The prefill leg came to nothing: it ends, and `slot` computes itself what it was to fetch of the prompt. False
         where the request neither waits there nor was believed (of a reply that is not streamed) to have its prompt."""
         legs = self._requests.get(request_id, [])
         for leg in [leg for leg in legs if leg.prefill_only]:
@@ -161,15 +161,13 @@ class Books:
             legs.remove(leg)
         for leg in legs:
             if leg.slot == slot and (leg.waiting or leg.fetched):
-                held = min(float(cached_tokens), leg.cached + leg.uncached)
-                uncached = leg.cached + leg.uncached - held
                 self.reserve(
                     request_id,
                     slot,
-                    uncached,
+                    leg.uncached + leg.fetched,
                     leg.expected,
                     now,
-                    cached_tokens=held,
+                    cached_tokens=leg.cached - leg.fetched,
                     keys=leg.keys,
                     model=leg.model,
                     unseen=leg.unseen,

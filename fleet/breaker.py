@@ -9,8 +9,8 @@ Rules
    endpoint is alive and the request was at fault or the endpoint is busy, which load says better than a breaker.
 2. Failures count in a row; any answer that is not one clears them. One bad request among many good ones trips nothing.
 3. A draining endpoint refuses new work on purpose: nothing counts while `fleet.draining` is set.
-4. In HALF_OPEN one request passes as the probe: `dispatched` closes the door behind it. A probe of which nothing is heard
-   for `probe_timeout_s` lets the next one pass.
+4. In HALF_OPEN one request passes as the probe: `dispatched` closes the door behind it. A probe that was given up before it
+   had a result (`abandoned`), or of which nothing is heard for `probe_timeout_s`, lets the next one pass.
 5. The result is the column `fleet.tripped`, nothing else. If every endpoint is tripped the caller decides (fail open).
 """
 
@@ -97,6 +97,13 @@ class Breaker:
             circuit.probe_since = now
             self._fleet.tripped[slot] = True
 
+    def abandoned(self, slot: int, dispatched_at: float) -> None:
+        """The request that went there at that time was given up by its client, and its result will never be known."""
+        circuit = self._circuits.get(slot)
+        if circuit is not None and circuit.probe_since == dispatched_at:
+            circuit.probe_since = None
+            self._fleet.tripped[slot] = False
+
     def tick(self, now: float) -> None:
         """Let probes pass where it is time. Call it before picking, or a few times a second."""
         for slot, circuit in self._circuits.items():
@@ -108,7 +115,7 @@ class Breaker:
                 self._fleet.tripped[slot] = False
 
     def _open(self, slot: int, circuit: _Circuit, status: int | None, now: float) -> None:
-        circuit.state, circuit.until = State.OPEN, now + circuit.open_s
+        circuit.state, circuit.until, circuit.probe_since = State.OPEN, now + circuit.open_s, None
         self._fleet.tripped[slot] = True
         self.trips += 1
         log.warning(

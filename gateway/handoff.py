@@ -142,6 +142,9 @@ class Handoffs:
         except LegFailed as failure:
             self._ended(slot, name, started, failure.status, failure)
             return self._local(request, decision, decided, body, failure.reason)
+        except asyncio.CancelledError:
+            self._given_up(slot, name, started)
+            raise
         self._books.prefilled(request.id, self._clock())
         return self._transferred(name, decided, changed)
 
@@ -176,6 +179,9 @@ class Handoffs:
                 self._ended(slot, name, started, failure.status, failure)
                 reason = failure.reason
                 continue
+            except asyncio.CancelledError:
+                self._given_up(slot, name, started)
+                raise
             watch = asyncio.create_task(self._watch(leg, slot, name, request.id, started))
             self._running.add(watch)
             watch.add_done_callback(self._running.discard)
@@ -209,6 +215,9 @@ class Handoffs:
         except Exception:
             log.exception("handoff_failed request_id=%s", request_id)
             self._metrics.handoffs.labels("broken", "internal").inc()
+        except asyncio.CancelledError:
+            self._given_up(slot, name, started)
+            raise
         else:
             self._ended(slot, name, started, 200)
         self._books.prefilled(request_id, self._clock())
@@ -241,6 +250,11 @@ class Handoffs:
                 str(failure),
             )
 
+    def _given_up(self, slot: int, name: str, started: float) -> None:
+        """The client went away, so the leg ended without a result."""
+        if self._name(slot) == name:
+            self._breaker.abandoned(slot, started)
+
     def _transferred(self, name: str, decided: Decided, body: bytes) -> Decided:
         self._metrics.handoffs.labels("transferred", "ok").inc()
         return self._told(msgspec.structs.replace(decided, body=body), f"transferred from {name}")
@@ -250,9 +264,7 @@ class Handoffs:
     ) -> Decided:
         """The decode endpoint computes the prompt itself, with no transfer parameters, not even the client's."""
         self._metrics.handoffs.labels("local", reason).inc()
-        slot, match = decision.slots[0], request.match()
-        held = float(match.tokens[slot]) if match is not None and slot < len(match.tokens) else 0.0
-        self._books.taken_back(request.id, slot, held, self._clock())
+        self._books.taken_back(request.id, decision.slots[0], self._clock())
         try:
             own = None if body is None else decode_body(body, None)
         except NotAnObject:

@@ -36,6 +36,7 @@ from gateway.matching import Found, Keys, Matcher
 from gateway.metrics import OTHER, Metrics
 from gateway.parity_watch import ParityWatch
 from gateway.producers import Producers
+from gateway.profile_handlers import ENCODERS
 from gateway.request_events import Customer, DecidedRequest
 from gateway.request_identity import Identity, identify
 from gateway.response_path import Accuracy
@@ -367,5 +368,5 @@ def _stages(decision: Decision) -> str | None:
     """The stages a request goes through, in llm-d's words; None where nobody decides about stages."""
     if not decision.verdicts:
         return None
-    encode = "encode-" if len(decision.picks.get("encode", ())) else ""
+    encode = "encode-" if ENCODERS in decision.headers else ""
     return encode + ("prefill-decode" if decision.prefill is not None else "decode" if encode else "decode-only")

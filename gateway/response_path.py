@@ -3,7 +3,7 @@
 response headers -> breaker, books (another endpoint of the fallback list may have served it)
 first content    -> books (prefill is over), time to first token
 end              -> books (released), accuracy: predicted against reported cached tokens
-abort            -> books (released), nothing else is learned
+abort            -> books (released), nothing else is learned; a breaker's probe makes room for the next one
 """
 
 import logging
@@ -114,6 +114,8 @@ class RouteObserver:
 
     def aborted(self, reason: str) -> None:
         now = self._clock()
+        if not self._status and self._still_there():
+            self._breaker.abandoned(self._slot, self._sent.sent_at)
         self._release("aborted", now)
         log.debug("response_aborted request_id=%s reason=%s", self._sent.request_id, reason)
         self._done(None)

@@ -104,7 +104,7 @@ def test_who_waits_for_another_endpoints_prefill_does_not_hide_what_its_own_comp
 def test_a_prompt_that_could_not_be_fetched_is_computed_and_needs_the_same_room(fleet: Fleet, books: Books) -> None:
     books.reserve("a", 0, 0, 400, 1.0, cached_tokens=1000, fetched_tokens=900)
     books.reserve("a", 1, 1000, 1, 1.0, prefill_only=True)
-    assert books.taken_back("a", 0, 100.0, 2.0)
+    assert books.taken_back("a", 0, 2.0)
     assert (fleet.in_flight_tokens[0], fleet.reserved_tokens[0]) == (900, 1300)
 
 
@@ -160,13 +160,13 @@ def test_a_prefill_leg_ends_with_its_answer_and_the_decode_leg_goes_on(fleet: Fl
 
 
 def test_a_failed_prefill_leg_leaves_its_work_to_the_decode_endpoint(fleet: Fleet, books: Books) -> None:
-    books.reserve("r", 1, 0, 400, 0.0, cached_tokens=100, keys=[1, 2])
+    books.reserve("r", 1, 0, 400, 0.0, cached_tokens=100, fetched_tokens=70, keys=[1, 2])
     books.reserve("r", 0, 100, 1, 0.0, prefill_only=True)
-    assert books.taken_back("r", 1, 30, 1.0)
+    assert books.taken_back("r", 1, 1.0)
     assert fleet.in_flight[:2].tolist() == [0, 1]
     assert fleet.in_flight_tokens[:2].tolist() == [0, 70]
     assert fleet.pending.leading([1, 2], 2).tolist() == [0, 2]
-    assert not books.taken_back("nobody", 1, 30, 1.0)
+    assert not books.taken_back("nobody", 1, 1.0)
     books.finish("r", 2.0)
     assert set(totals(fleet).values()) == {0.0}
 

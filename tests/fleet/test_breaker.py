@@ -84,6 +84,31 @@ def test_a_probe_that_is_never_heard_of_again_lets_the_next_one_pass(fleet: Flee
     assert not fleet.tripped[0]
 
 
+def test_a_probe_that_its_client_gave_up_lets_the_next_one_pass(fleet: Fleet, breaker: Breaker) -> None:
+    fail(breaker, 3)
+    breaker.tick(2.0)
+    breaker.dispatched(0, 2.5)
+    breaker.abandoned(0, 1.0)  # another request's, from before it opened
+    assert fleet.tripped[0]
+    breaker.abandoned(0, 2.5)
+    assert (breaker.state(0), bool(fleet.tripped[0])) == (State.HALF_OPEN, False)
+    breaker.dispatched(0, 2.6)
+    assert fleet.tripped[0]
+    breaker.report(0, 200, 2.7)
+    breaker.abandoned(0, 2.6)
+    assert breaker.state(0) is State.CLOSED
+
+
+def test_a_failed_probe_keeps_the_door_shut_for_longer_than_probes_may_take(fleet: Fleet) -> None:
+    breaker = Breaker(fleet, BreakerSettings(failures=1, open_s=40.0, longest_open_s=80.0, probe_timeout_s=10.0))
+    fail(breaker, 1)
+    breaker.tick(40.0)
+    breaker.dispatched(0, 40.0)
+    breaker.report(0, 502, 41.0)
+    breaker.tick(60.0)
+    assert (breaker.state(0), bool(fleet.tripped[0])) == (State.OPEN, True)
+
+
 def test_a_late_success_from_before_it_opened_does_not_close_it(fleet: Fleet, breaker: Breaker) -> None:
     fail(breaker, 3)
     breaker.report(0, 200, 0.5)

@@ -105,7 +105,7 @@ class World:
 
     async def leave(self, source: str = "") -> Decided:
         """`source`: where a p2p-source-producer says that the prefill endpoint can pull from."""
-        self.books.reserve("r", 0, 0, 400, 0.0, cached_tokens=100)
+        self.books.reserve("r", 0, 0, 400, 0.0, cached_tokens=100, fetched_tokens=100)
         self.books.reserve("r", 1, 100, 1, 0.0, prefill_only=True)
         slots = np.array([1, 2], np.intp)
         run = Run("prefill", [], slots, [], np.array([2.0, 1.0]), slots[:1])
@@ -328,6 +328,33 @@ async def test_one_leg_alone_tries_a_prefill_endpoint_that_was_away(world: World
     await world.leave()
     assert tripped == [True]
     assert not world.fleet.tripped[1]
+
+
+async def test_a_client_that_gives_up_a_leg_lets_another_one_try_the_prefill_endpoint(world: World) -> None:
+    hanging = asyncio.Event()
+
+    async def never(*_: Any, **__: Any) -> bytes:
+        hanging.set()
+        await asyncio.sleep(60)
+        return b""
+
+    handoffs = nixl(world, Answers(USABLE))
+    world.legs.send = never  # type: ignore[method-assign]
+    breaker = handoffs._breaker = Breaker(world.fleet, BreakerSettings(failures=1, open_s=1.0))
+    for settings in (Handoff(mode="gateway", connector="nixl"), Handoff(mode="gateway", connector="sglang")):
+        handoffs.settings = settings
+        breaker.report(1, None, 0.0)
+        breaker.tick(1.0)
+        hanging.clear()
+        leaving = asyncio.create_task(world.leave())
+        await hanging.wait()
+        assert world.fleet.tripped[1], "the leg is the probe"
+        leaving.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await leaving
+        assert not world.fleet.tripped[1]
+        breaker.report(1, 200, 1.0)
+        world.books.finish("r", 1.0)
 
 
 async def test_a_prefill_leg_that_outlives_its_decode_leg_is_ended(free_port: Callable[[], int]) -> None:

@@ -118,7 +118,7 @@ def test_a_decode_leg_that_fetches_its_prompt_computes_nothing_and_is_not_overdu
     world.books.reserve("r", prefill, 900, 1, 0.0, cached_tokens=100, unseen=True, prefill_only=True)
     world.progress.tick(0.005)
     assert (world.fleet.awaiting[world.slot], world.fleet.decoding[world.slot]) == (1, 0)
-    assert world.books.taken_back("r", world.slot, 100.0, 0.01)
+    assert world.books.taken_back("r", world.slot, 0.01)
     assert world.fleet.in_flight_tokens[[world.slot, prefill]].tolist() == [900, 0]
 
 
@@ -130,6 +130,6 @@ def test_an_unseen_decode_leg_decodes_when_its_prefill_leg_is_over() -> None:
     world.progress.tick(10.0)
     assert (world.fleet.in_flight[prefill], world.fleet.awaiting[world.slot]) == (0, 0)
     assert (world.fleet.decoding[world.slot], world.fleet.decode_tokens[world.slot]) == (1, 1000)
-    assert world.books.taken_back("r", world.slot, 100.0, 10.1)  # it had failed after all
+    assert world.books.taken_back("r", world.slot, 10.1)  # it had failed after all
     assert (world.fleet.decoding[world.slot], world.fleet.decode_tokens[world.slot]) == (0, 0)
     assert world.fleet.in_flight_tokens[world.slot] == 900

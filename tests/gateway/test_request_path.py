@@ -102,6 +102,7 @@ class World:
             self.fleet.add(Endpoint(name=str(number), address=f"10.0.0.{number}:8000", labels=labels))
         self.index = Index()
         self.books = Books(self.fleet)
+        self.breaker = Breaker(self.fleet)
         self.metrics = Metrics(CollectorRegistry())
         self.confirmations = Confirmations()
         self.now = 0.0
@@ -111,7 +112,7 @@ class World:
         self.path = RequestPath(
             fleet=self.fleet,
             books=self.books,
-            breaker=Breaker(self.fleet),
+            breaker=self.breaker,
             models=served,
             matcher=Matcher(self.fleet, self.index, Streams()),
             scheduler=loaded.scheduler(self.fleet),
@@ -508,3 +509,17 @@ async def test_an_explanation_that_fails_costs_neither_the_request_nor_the_books
     assert world.fleet.in_flight.sum() == 1
     answer.observer.aborted("ended-before-response")
     assert world.fleet.in_flight.sum() == 0
+
+
+async def test_a_probe_whose_client_goes_away_does_not_keep_its_endpoint_away() -> None:
+    world = World(roles=("",))
+    for _ in range(5):
+        world.breaker.report(0, None, world.now)
+    world.now = 2.0
+    world.breaker.tick(world.now)
+    answer = await world.ask(CHAT)
+    assert isinstance(answer, Decided)
+    assert answer.observer is not None
+    assert world.fleet.tripped[0], "nobody follows the probe"
+    answer.observer.aborted("ended-before-response")
+    assert not world.fleet.tripped[0]
