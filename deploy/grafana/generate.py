@@ -8,7 +8,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from deploy.grafana.panels import DASHBOARDS, Dashboard, Panel
+from deploy.grafana.dashboards import DASHBOARDS
+from deploy.grafana.panel import Dashboard, Panel
 
 FOLDER = Path(__file__).resolve().parent
 WIDTH = 24

@@ -17,8 +17,9 @@ import time
 from pathlib import Path
 from typing import Any
 
+from deploy.grafana.dashboards import DASHBOARDS
 from deploy.grafana.generate import HEIGHT
-from deploy.grafana.panels import DASHBOARDS, Dashboard, Panel
+from deploy.grafana.panel import Dashboard, Panel
 from deploy.grafana.trial import Trial, trial
 from gateway.demo_traffic import Shape
 

@@ -14,7 +14,7 @@ import pytest_asyncio
 import yaml
 
 from deploy.grafana import generate
-from deploy.grafana.panels import DASHBOARDS
+from deploy.grafana.dashboards import DASHBOARDS
 from deploy.grafana.trial import RULES, Trial, find_prometheus, trial
 from deploy.prometheus import alert_page
 from gateway.compatibility_names import ROWS
