@@ -41,9 +41,10 @@ class PrefixCacheScorer(Scorer, type="prefix-cache-scorer"):
             return np.zeros(len(candidates))
         # Whole blocks after weighting; the small addend keeps 3 * 0.8 + ... from losing a block to rounding.
         blocks = np.floor(match.tokens_at(candidates, weighted=True) / match.block_tokens + 1e-9)
-        share: Vector = blocks * (match.block_tokens / match.total_tokens)
+        # Divided, not multiplied by a reciprocal: all of the prompt is exactly 1, and equal to the full score of others.
+        share: Vector = blocks / (match.total_tokens / match.block_tokens)
         weight = self.parameters.match_length_weight
         if weight:
-            length = np.minimum(1.0, blocks * (match.block_tokens / self.parameters.match_length_scale_tokens))
+            length = np.minimum(1.0, blocks * match.block_tokens / self.parameters.match_length_scale_tokens)
             share = weight * length * length + (1.0 - weight) * share
         return share

@@ -25,6 +25,15 @@ def test_the_prefix_score_is_the_share_of_the_prompt(fleet: Fleet, make: Make, a
     assert make("prefix-cache-scorer").score(request, fleet.slots(), fleet).tolist() == [0, 0.25, 0.5, 1]
 
 
+@pytest.mark.parametrize("blocks", [49, 98, 103, 107, 161])
+def test_a_prompt_that_is_there_in_full_scores_exactly_one(fleet: Fleet, make: Make, ask: Ask, blocks: int) -> None:
+    """Else a full score of another scorer, of the same weight, would always win over it instead of being its equal."""
+    request = ask(16 * blocks, matched=[16 * blocks, 0, 0, 0])
+    for weight in (0.0, 1.0):
+        scorer = make("prefix-cache-scorer", match_length_weight=weight, match_length_scale_tokens=16 * blocks)
+        assert scorer.score(request, fleet.slots(), fleet).tolist() == [1, 0, 0, 0]
+
+
 def test_match_length_weighs_in_quadratically(fleet: Fleet, make: Make, ask: Ask) -> None:
     scorer = make("prefix-cache-scorer", match_length_weight=0.5, match_length_scale_tokens=512)
     request = ask(1024, matched=[0, 256, 512, 1024])
