@@ -259,16 +259,16 @@ class Stream:
             self.state = State.SYNCING
             self._question = question
         if self._next is None:
-            # The beginning of what the engine still has. Nothing is held yet, so an older beginning can only cost matches.
-            self._next = seq
+            # The beginning of what the engine still has. Nothing is held yet, so an older beginning can only cost matches:
+            # live batches from before it, whose successors are gone, are of no use.
+            self._begin_at(seq)
             if seq > 0:
                 self._fault = (Reason.LOST_BATCHES, f"the engine's buffer begins at batch {seq}")
         elif question.answers == 1 and seq > question.last and self._next > 0 and not self._same(seq, ts):
             # The buffer no longer reaches back to the last batch applied. Even where the numbers join, nobody can say
             # that they belong to the same incarnation.
             self._lose("older than the engine's buffer", max(seq - self._next, 0))
-            self._waiting = {number: held for number, held in self._waiting.items() if number >= seq}
-            self._next = max(seq, self._next)
+            self._begin_at(max(seq, self._next))
         self._unverified = False  # the first answer was the last batch applied, or what follows a loss
         if seq < self._next:
             self.counters.duplicates += seq > question.last  # what was asked for although it is known is none
@@ -485,6 +485,14 @@ class Stream:
         if self._waiting:  # another gap behind the first one
             self.counters.gaps += 1
             self._give_up(reason)
+
+    def _begin_at(self, seq: int) -> None:
+        """Nothing from before `seq` will be applied any more."""
+        before = [number for number in self._waiting if number < seq]
+        for number in before:
+            del self._waiting[number]
+        self.counters.waiting_dropped += len(before)
+        self._next = seq
 
     def _lose(self, reason: str, batches: int) -> None:
         self.counters.lost_batches += batches

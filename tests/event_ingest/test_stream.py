@@ -143,6 +143,20 @@ def test_a_buffer_that_does_not_reach_the_beginning_is_named() -> None:
     assert drive.of(Lost) == []
 
 
+def test_live_batches_from_before_the_beginning_of_the_first_answer_are_dropped_and_counted() -> None:
+    drive = Drive()
+    drive.live(2, 3, 4)  # before the answer is written the buffer, of two batches, has moved on
+    drive.replay(4, 5)
+    assert drive.applied == [4, 5]
+    assert (drive.stream.waiting, drive.stream.counters.waiting_dropped) == (0, 2)
+    assert drive.stream.state is State.LIVE
+    for _ in range(4):
+        drive.wait(2.5)
+    drive.live(6)
+    assert drive.applied == [4, 5, 6]
+    assert drive.of(Lost) == []
+
+
 def test_live_batches_during_the_first_replay_wait_their_turn() -> None:
     drive = Drive()
     drive.live(3, 4)
