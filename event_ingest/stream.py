@@ -472,19 +472,21 @@ class Stream:
         self._failures = 0
         self._unverified = self._doubted = False
         self.state = State.LIVE
-        first = min(self._waiting, default=None)
-        if self._next is None:
-            self._next = first
-            if first != 0:
-                self._fault = (Reason.NO_REPLAY, reason)
-        else:
-            self._lose(reason, 0 if first is None else first - self._next)
-            if first is not None:
+        ahead = iter(sorted(self._waiting))
+        while True:
+            first = next((seq for seq in ahead if seq in self._waiting), None)
+            if self._next is None:
                 self._next = first
-        self._drain()
-        if self._waiting:  # another gap behind the first one
-            self.counters.gaps += 1
-            self._give_up(reason)
+                if first != 0:
+                    self._fault = (Reason.NO_REPLAY, reason)
+            else:
+                self._lose(reason, 0 if first is None else first - self._next)
+                if first is not None:
+                    self._next = first
+            self._drain()
+            if not self._waiting:
+                return
+            self.counters.gaps += 1  # another one behind it
 
     def _begin_at(self, seq: int) -> None:
         """Nothing from before `seq` will be applied any more."""

@@ -276,6 +276,18 @@ def test_what_waits_is_bounded_and_asked_for_again() -> None:
     assert drive.trust == "exact"
 
 
+def test_any_number_of_gaps_is_given_up_at_once() -> None:
+    stream = Stream(can_replay=True, limits=Limits(answer_timeout_s=2.0, questions=1, probe_idle_s=0.0))
+    stream.connected(0.0)
+    stream.replay_ended(0.0)
+    for seq in range(1, 6000, 2):
+        stream.live(seq, 1000.0 + seq, None, 0.0)
+    assert stream.waiting == 3000
+    effects = stream.tick(2.5)
+    assert [effect.seq for effect in effects if isinstance(effect, Apply)] == list(range(1, 6000, 2))
+    assert stream.counters.lost_batches == stream.counters.gaps == 3000
+
+
 # Duplicates and reordering
 
 
