@@ -17,8 +17,9 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.registry import Collector
 
 from gateway.compatibility_names import BUCKETS, ROWS, Row
-from gateway.metrics import EndpointState, Metrics, Picture
+from gateway.metrics import Metrics
 from gateway.part_metrics import Parts
+from gateway.picture_metrics import EndpointState, Picture
 from gateway.request_events import Customer, DecidedRequest, EndedResponse
 
 POOL = "warmroute"

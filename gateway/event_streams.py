@@ -19,7 +19,7 @@ from fleet.fleet import Fleet
 from gateway.config import LoadedConfig
 from gateway.dynamo_streams import DynamoStreams
 from gateway.hybrid_matching import Layout
-from gateway.metrics import StreamState
+from gateway.picture_metrics import StreamState
 from gateway.served_models import ServedModels
 from indexer.index import Index
 from indexer.predicted import Predicted

@@ -4,8 +4,9 @@ from prometheus_client import CollectorRegistry
 
 from gateway.compatibility_metrics import MAX_FAIRNESS_IDS
 from gateway.compatibility_names import ABSENT, PREFIX, ROWS
-from gateway.metrics import MAX_MODELS, PICTURE, Definition, Metrics
+from gateway.metrics import MAX_MODELS, Definition, Metrics
 from gateway.part_metrics import PARTS
+from gateway.picture_metrics import PICTURE
 
 _HEAD = """# Metrics
 

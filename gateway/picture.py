@@ -7,7 +7,7 @@ import msgspec
 
 from fleet.fleet import Fleet
 from gateway.event_streams import EventStreams
-from gateway.metrics import EndpointState, IndexState, StreamState
+from gateway.picture_metrics import EndpointState, IndexState, StreamState
 from gateway.routing_record import Routed
 from gateway.watching import Watching
 from indexer.index import Index

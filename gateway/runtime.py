@@ -46,11 +46,12 @@ from gateway.handoff import Handoffs
 from gateway.http_server import BoundApp, admin_app, metrics_app
 from gateway.logs import RateLimit
 from gateway.matching import Matcher
-from gateway.metrics import Metrics, PictureCollector
+from gateway.metrics import Metrics
 from gateway.parity_watch import ParityWatch
 from gateway.part_metrics import PartCollector
 from gateway.parts import GatewayParts
 from gateway.picture import GatewayPicture
+from gateway.picture_metrics import PictureCollector
 from gateway.prefill_leg import PrefillLegs
 from gateway.prefill_progress import PrefillProgress
 from gateway.producer_wiring import bursts_of, index_of, predicted_of, producers_of, weights_of
@@ -176,6 +177,7 @@ class Gateway:
             backends=lambda: self._tokenizers.backends(),
             scraper=lambda: self._scraper,
             extproc=lambda: self._server.service.counts if self._server else Counter(),
+            transport=lambda: (self._server.transport, self._server.settings.transport) if self._server else None,
             event_errors=lambda: self.streams.errors,
             predicted=self.predicted,
             dynamo=self.streams.dynamo,

@@ -10,7 +10,7 @@ from prometheus_client import Gauge
 from fleet.fleet import Fleet
 from gateway.event_streams import EventStreams
 from gateway.logs import RateLimit
-from gateway.metrics import StreamState
+from gateway.picture_metrics import StreamState
 from gateway.self_watch import Alarm, Change, Limits, SelfWatch, Stream
 
 log = logging.getLogger(__name__)

@@ -10,8 +10,9 @@ from prometheus_client.parser import text_string_to_metric_families
 from gateway.compatibility_metrics import MAX_FAIRNESS_IDS, CompatibilityMetrics
 from gateway.compatibility_names import ABSENT, PREFIX, ROWS
 from gateway.extproc.usage import Usage
-from gateway.metrics import EndpointState, IndexState, Metrics, StreamState
+from gateway.metrics import Metrics
 from gateway.part_metrics import Sample
+from gateway.picture_metrics import EndpointState, IndexState, StreamState
 from gateway.request_events import Customer, DecidedRequest, EndedResponse
 
 

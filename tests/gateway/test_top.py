@@ -15,7 +15,8 @@ from prometheus_client.exposition import generate_latest
 from rich.console import Console
 
 from gateway.cli import cli
-from gateway.metrics import EndpointState, IndexState, Metrics, PictureCollector, StreamState
+from gateway.metrics import Metrics
+from gateway.picture_metrics import EndpointState, IndexState, PictureCollector, StreamState
 from gateway.top import Frame, drawn, from_metrics, from_state
 
 
