@@ -270,6 +270,7 @@ class Stream:
             self._lose("older than the engine's buffer", max(seq - self._next, 0))
             self._begin_at(max(seq, self._next))
         self._unverified = False  # the first answer was the last batch applied, or what follows a loss
+        assert self._next is not None
         if seq < self._next:
             self.counters.duplicates += seq > question.last  # what was asked for although it is known is none
             self._drain()
