@@ -191,6 +191,9 @@ class BurstRoom:
                 log.exception("burst_failed producer=%s waiting=%d action=send_all", self.name, len(guests))
             failed, placed = True, [Placed(None, Why.ALONE)] * len(guests)
         for guest, answer in zip(guests, placed, strict=True):
+            if answer.slot is not None:
+                self._metrics.burst_group.labels("alike").observe(answer.group)
+                self._metrics.burst_group.labels("together").observe(answer.together)
             who = ("", 0) if answer.slot is None else guest.who[answer.slot]
             assigned = _assigned(answer, who, len(guests), now - guest.arrived)
             guest.done.set_result(msgspec.structs.replace(assigned, why=FAILED) if failed else assigned)

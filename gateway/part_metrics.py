@@ -93,6 +93,13 @@ PARTS = _definitions(
         "and resets (the proxy ends every stream with one).",
     ),
     (
+        "extproc_transport",
+        "gauge",
+        ("transport", "configured"),
+        "Always 1; what carries ext-proc (http2 or grpcio), and what warmroute.transport says. grpcio where auto is configured: "
+        "libnghttp2 cannot be loaded, and gateway and Envoy need more CPU; the log's transport_fallback says why.",
+    ),
+    (
         "event_errors",
         "counter",
         (),

@@ -26,13 +26,15 @@ class GatewayParts:
         backends: Callable[[], Mapping[str, Backend]],
         scraper: Callable[[], Scraper | None],
         extproc: Callable[[], Counter[str]],
+        transport: Callable[[], tuple[str, str] | None],
         event_errors: Callable[[], int],
         predicted: Predicted | None = None,
         dynamo: DynamoStreams | None = None,
     ) -> None:
+        """`transport`: the one in use and the one that is configured; None before the server is there."""
         self._books, self._breaker, self._chains = books, breaker, chains
         self._backends, self._scraper, self._extproc, self._event_errors = backends, scraper, extproc, event_errors
-        self._predicted, self._dynamo = predicted, dynamo
+        self._transport, self._predicted, self._dynamo = transport, predicted, dynamo
 
     def samples(self) -> Iterable[Sample]:
         for model, backend in self._backends().items():
@@ -51,6 +53,8 @@ class GatewayParts:
         counts = self._extproc()
         for event in EXTPROC_EVENTS:
             yield "extproc", (event,), counts[event]
+        if (transport := self._transport()) is not None:
+            yield "extproc_transport", transport, 1
         yield "event_errors", (), self._event_errors()
         if self._predicted is not None:
             stats = self._predicted.stats()

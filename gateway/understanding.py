@@ -6,7 +6,7 @@ The client's errors end here (400, 404); what cannot be tokenized goes on with t
 import asyncio
 import logging
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from typing import Any, Protocol, get_args
 
 import msgspec
 
@@ -17,12 +17,15 @@ from gateway.served_models import Served, ServedModels
 from gateway.tracing import Tracing
 from tokenization.body import PROMPT_PATHS, decode_body
 from tokenization.errors import TokenizationError
+from tokenization.images import Reason
 from tokenization.tokenized import Tokenized
 
 log = logging.getLogger(__name__)
 
 SHOWN_NAME = 200
 """Characters of an unknown model's name that an error repeats."""
+_MEDIA_REASONS = frozenset((*get_args(Reason), "image_refused"))
+"""Why the local tokenizer has nothing of a prompt with images, or refuses one."""
 LARGE_BODY = 64 * 1024
 """Bytes from which a body is parsed in a worker thread: 64 KB of JSON take about 0.1 ms."""
 
@@ -118,7 +121,10 @@ class Understanding:
                     prompt = await tokenizer.tokenize(path, parsed, size=size, engine_model=engine_model)
                 span.set("gen_ai.usage.input_tokens", prompt.prompt_tokens)
             self._metrics.prompt_tokens.observe(prompt.prompt_tokens)
+            self._count_media(prompt)
         except TokenizationError as error:
+            if error.reason in _MEDIA_REASONS:
+                self._metrics.media_prompts.labels("local", error.reason).inc()
             if error.status is not None:
                 return _refused(error)
             blind = error.reason
@@ -131,6 +137,15 @@ class Understanding:
         finally:
             self._metrics.step.labels("tokenize").observe(self._clock() - started)
         return Ask(path=route, served=served, prompt=prompt, blind=blind, parsed=parsed)
+
+    def _count_media(self, prompt: Tokenized) -> None:
+        if not prompt.media:
+            return
+        named = len(prompt.extras) >= len(prompt.media) and all(it.identifier for it in prompt.extras)
+        outcome = prompt.media_unread or ("named" if named else "unnamed")
+        self._metrics.media_prompts.labels(prompt.source, outcome).inc()
+        if prompt.extras:
+            self._metrics.media_tokens.observe(sum(it.length for it in prompt.extras))
 
     def _warn(self, reason: str, detail: str, error: Exception | None = None) -> None:
         if self._quiet.allows(reason, self._clock()):

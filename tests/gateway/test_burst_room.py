@@ -145,6 +145,11 @@ class World:
     def waiting(self) -> float:
         return self.sample("burst_waiting")
 
+    def group_sizes(self, which: str) -> tuple[float, float]:
+        """Requests that were placed, and the mean size of their groups."""
+        count, total = (self.sample(f"burst_group_requests_{part}", which=which) for part in ("count", "sum"))
+        return count, total / count if count else 0.0
+
     async def until_waiting(self, count: int) -> None:
         async with asyncio.timeout(5):
             while self.waiting() != count:  # noqa: ASYNC110 - a gauge tells nobody
@@ -220,6 +225,7 @@ async def test_llm_ds_sample_sends_each_group_of_a_burst_to_one_endpoint() -> No
     assert world.sample("burst_window_requests_sum", ended="time") == 32
     assert world.sample("burst_wait_seconds_count", outcome="colocated") == 32
     assert world.sample("burst_assigned_total", followed="yes") == 32
+    assert world.group_sizes("alike") == world.group_sizes("together") == (32, 8)
     assert world.waiting() == 0
     assert computed_tokens(went) == 4 * (2 * BLOCK + 1) + 28, "each prompt once, and the last token of its 28 siblings"
 
@@ -296,6 +302,7 @@ async def test_a_client_that_goes_away_is_in_no_group_and_leaves_nothing_behind(
     assert world.waiting() == 1
     await where(stays)
     assert world.told("stays")["bursts"][NAME]["why"] == "alone"
+    assert world.group_sizes("alike") == (0, 0), "who was not placed is in no group"
     assert world.sample("burst_wait_seconds_count", outcome="cancelled") == 1
     assert len(world.books) == 1
 
@@ -466,6 +473,7 @@ async def test_max_per_replica_splits_a_group() -> None:
     world = World(sample(maxPerReplica=3))
     went = Counter(await where(*[world.ask(str(number), 1) for number in range(9)]))
     assert sorted(went.values()) == [3, 3, 3]
+    assert (world.group_sizes("alike"), world.group_sizes("together")) == ((9, 9), (9, 3))
 
 
 async def test_prompts_are_alike_up_to_the_longest_prefix_that_is_looked_at() -> None:
