@@ -11,7 +11,6 @@ said in the log.
 import asyncio
 import contextlib
 import logging
-import socket
 import time
 from collections import Counter
 from collections.abc import Coroutine, Mapping
@@ -25,6 +24,7 @@ from fleet.books import Books
 from fleet.breaker import Breaker
 from fleet.fleet import Fleet
 from fleet.scraper import Scraper
+from gateway import housekeeping
 from gateway.admin_access import token_required
 from gateway.approximate import ApproximateCache
 from gateway.compatibility_metrics import CompatibilityMetrics
@@ -39,12 +39,12 @@ from gateway.departure import Departures
 from gateway.dump_page import dump_page
 from gateway.event_streams import EventStreams
 from gateway.explain_page import decisions_page
-from gateway.extproc.grpc_server import Server, ServerSettings
-from gateway.extproc.server_tls import TlsError, TlsFiles
+from gateway.extproc.grpc_server import Server
+from gateway.extproc.server_tls import TlsError
 from gateway.fleet_follower import FleetFollower, look
 from gateway.handoff import Handoffs
 from gateway.http_server import BoundApp, admin_app, metrics_app
-from gateway.logs import RateLimit
+from gateway.listening import PortTaken, check_ports, server_settings
 from gateway.matching import Matcher
 from gateway.metrics import Metrics
 from gateway.parity_watch import ParityWatch
@@ -56,8 +56,8 @@ from gateway.prefill_leg import PrefillLegs
 from gateway.prefill_progress import PrefillProgress
 from gateway.producer_wiring import bursts_of, index_of, predicted_of, producers_of, weights_of
 from gateway.producers import Producers
-from gateway.producers_config import PrecisePrefixCacheProducer
 from gateway.request_path import RequestPath, Settings
+from gateway.restart_only import needs_restart
 from gateway.served_models import ServedModels
 from gateway.template_knowledge import TemplateKnowledge
 from gateway.tokenizers import TokenizerError, Tokenizers
@@ -69,25 +69,8 @@ from gateway.watching import Watching
 
 log = logging.getLogger(__name__)
 
-HOUSEKEEPING_S = 1.0
-PREFILL_LOOK_S = 0.05
 NOTHING_SENT: Mapping[str, ApproximateCache] = {}
 NO_DISCOVERY = "the configuration names no discovery, so there are no endpoints; add static-discovery or file-discovery"
-RESTART_ONLY = (
-    *(
-        "listen",
-        "grpc_port",
-        "grpc_health_port",
-        "transport",
-        "metrics_port",
-        "metrics_listen",
-        "compatibility_metrics",
-        "admin_port",
-        "admin_listen",
-        "tls",
-    ),
-    *("max_body_bytes", "tracing", "drain_timeout", "index", "events", "dynamo"),
-)
 
 
 class StartError(Exception):
@@ -100,7 +83,7 @@ class Gateway:
     def __init__(self, config: LoadedConfig, config_file: Path | None = None) -> None:
         settings = config.settings
         self._config, self._config_file = config, config_file
-        self._started_with = settings
+        self._started_with = config
         self.fleet = Fleet()
         self.books = Books(self.fleet)
         self.breaker = Breaker(self.fleet)
@@ -185,13 +168,21 @@ class Gateway:
         self.registry.register(PartCollector(parts))
         if settings.compatibility_metrics:
             CompatibilityMetrics(self.registry, self.metrics, self.picture, parts)
-        self._quiet = RateLimit()
         self._server: Server | None = None
         self._pages: list[BoundApp] = []
         self._tasks: list[asyncio.Task[None]] = []
         self._reloading: asyncio.Task[None] | None = None
         self._reload_wanted = False
-        self._seen = self._modified()
+        self._quick_chores: list[housekeeping.Chore] = [self.breaker.tick, self._parity.tick, self._progress.tick]
+        if self.predicted is not None:
+            self._quick_chores.append(self.predicted.expire)
+        self._chores: list[housekeeping.Chore] = [
+            housekeeping.expiry(self.books),
+            lambda _: self.streams.follow_models(),
+            self._departed.tick,
+            lambda _: self.watch.tick(),
+            housekeeping.when_changed(config_file, self.reload),
+        ]
         self._follower = FleetFollower(self.fleet, self.streams)
         self._probing: asyncio.Task[None] | None = None
         self._serving = False
@@ -200,7 +191,7 @@ class Gateway:
         """Come up and take requests. Raises StartError; call `stop` then too."""
         settings = self._config.settings
         try:
-            self._check_ports()
+            check_ports(settings)
             first = await look(self._config.discovery) if self._config.discovery else None
             if first is None:
                 log.warning("no_endpoints reason=%r", NO_DISCOVERY)
@@ -210,14 +201,14 @@ class Gateway:
             self._scraper = Scraper(self.fleet, scrape_settings(self._config.sources), self.books)
             self._tasks = [
                 self._task(self._scraper.run(), "scraper"),
-                self._task(self._housekeeping(), "housekeeping"),
+                self._task(housekeeping.upkeep(self._chores), "housekeeping"),
                 self._task(self._follower.run(), "discovery"),
-                self._task(self._follow_prefills(), "prefill-progress"),
+                self._task(housekeeping.pulse(self._quick_chores), "pulse"),
             ]
             await self._open_pages()
-            self._server = Server(self.path, _server_settings(self._config))
+            self._server = Server(self.path, server_settings(self._config))
             await self._server.start()
-        except (TokenizerError, TlsError, OSError, ValueError) as error:
+        except (PortTaken, TokenizerError, TlsError, OSError, ValueError) as error:
             raise StartError(str(error)) from error
         self.path.scheduler.on_failure = self._plugin_failed
         self.metrics.streams_open.set_function(lambda: float(self._server.service.open_streams if self._server else 0))
@@ -277,11 +268,8 @@ class Gateway:
             known = isinstance(error, ConfigError | TokenizerError | OSError | ValueError)
             log.error("config_refused file=%s kept=old error=%s", file, error, exc_info=None if known else error)
             return
-        for name in RESTART_ONLY:
-            if getattr(config.settings, name) != getattr(self._started_with, name):
-                log.warning("config_needs_restart setting=%s", name)
-        if _event_settings(config) != _event_settings(self._config):
-            log.warning("config_needs_restart setting=%s", PrecisePrefixCacheProducer.type)
+        for setting in needs_restart(self._started_with, config):
+            log.warning("config_needs_restart setting=%s", setting)
         for name, plugin in config.plugins.items():
             if type(there := self._config.plugins.get(name)) is type(plugin):
                 plugin.take_over(there)
@@ -359,67 +347,9 @@ class Gateway:
     def _plugin_failed(self, plugin: str, doing: str) -> None:
         self.metrics.plugin_errors.labels(plugin).inc()
 
-    # Housekeeping
-
     def _use_queue(self, config: LoadedConfig) -> None:
         self._progress.scorer = config.pricing
         self.room.use(config.work_queue(self.fleet))
-
-    async def _follow_prefills(self) -> None:
-        while True:
-            await asyncio.sleep(PREFILL_LOOK_S)
-            now = time.monotonic()
-            try:
-                self.breaker.tick(now)
-                self._parity.tick(now)
-                self._progress.tick(now)
-                if self.predicted is not None:
-                    self.predicted.expire(now)
-            except Exception:
-                # The next look may go well; without looks endpoints would seem busy for ever.
-                if self._quiet.allows("pulse", now):
-                    log.exception("prefill_look_failed")
-
-    async def _housekeeping(self) -> None:
-        while True:
-            await asyncio.sleep(HOUSEKEEPING_S)
-            now = time.monotonic()
-            for request_id in self.books.expire(now):
-                log.warning("request_expired request_id=%s", request_id)
-            self.streams.follow_models()
-            self._departed.tick(now)
-            self.watch.tick()
-            if (seen := self._modified()) != self._seen:
-                self._seen = seen
-                self.reload()
-
-    def _modified(self) -> tuple[int, int] | None:
-        """Changes when the configuration file does; None while there is no such file."""
-        try:
-            status = self._config_file.stat() if self._config_file else None
-        except OSError:
-            return None
-        return (status.st_mtime_ns, status.st_size) if status else None
-
-    def _check_ports(self) -> None:
-        """Say at once, and by the setting's name, that a port is taken: tokenizers take a while to load."""
-        settings = self._config.settings
-        wanted = [
-            ("warmroute.grpcPort", settings.listen, settings.grpc_port),
-            ("warmroute.grpcHealthPort", settings.listen, settings.grpc_health_port),
-            ("warmroute.metricsPort", settings.metrics_listen, settings.metrics_port),
-            ("warmroute.adminPort", settings.admin_listen, settings.admin_port),
-        ]
-        for name, host, port in wanted:
-            if port is None:
-                continue
-            family = socket.AF_INET6 if ":" in host else socket.AF_INET
-            try:
-                with socket.socket(family) as probe:
-                    probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-                    probe.bind((host.strip("[]"), port))
-            except OSError as error:
-                raise StartError(f"{name}: cannot listen on {host}:{port}: {error.strerror or error}") from error
 
     async def _open_pages(self) -> None:
         settings = self._config.settings
@@ -453,31 +383,5 @@ def _report(task: asyncio.Task[None]) -> None:
         log.critical("task_died task=%s", task.get_name(), exc_info=error)
 
 
-def _event_settings(config: LoadedConfig) -> object:
-    return config.precise.parameters if config.precise else None
-
-
 def _path_settings(config: LoadedConfig) -> Settings:
     return Settings(response_headers=config.settings.response_headers, objectives=config.settings.objectives)
-
-
-def _server_settings(config: LoadedConfig) -> ServerSettings:
-    settings = config.settings
-    tls = None
-    if settings.tls is not None:
-        certificate = Path(settings.tls.cert_path)
-        if certificate.is_dir():
-            tls = TlsFiles(certificate=certificate / "tls.crt", key=certificate / "tls.key")
-        else:
-            tls = TlsFiles(certificate=certificate, key=Path(settings.tls.key_path or certificate))
-    health = settings.grpc_health_port
-    return ServerSettings(
-        address=f"{settings.listen}:{settings.grpc_port}",
-        health_address=f"{settings.listen}:{health}" if health else None,
-        transport=settings.transport,
-        tls=tls,
-        max_body_bytes=settings.max_body_bytes,
-        decide_timeout_s=config.decision_limit_s,
-        drain_s=min(5.0, settings.drain_timeout / 2),
-        grace_s=settings.drain_timeout,
-    )
