@@ -24,6 +24,9 @@ from fleet.request import Request
 class Parameters(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename="camel"):
     """Base of all parameter structs: the type is the schema. Document a field with `Annotated[T, Meta(description=...)]`."""
 
+    older: ClassVar[Mapping[str, str]] = {}
+    """Field -> what to write instead of it. It must be None where it is not given; giving it is a warning."""
+
 
 class Hint(msgspec.Struct, frozen=True, kw_only=True):
     """What a plugin tells the engine in request headers, and why."""

@@ -87,6 +87,8 @@ class Plugins:
         if parameters is None:
             self._broken[name] = kind
             return
+        for place, newer in _outdated(parameters, (*at, "parameters")):
+            self.warn(place, f"the older spelling of {newer}; use that")
         try:
             self.instances[name] = kind(name, self._placed(parameters))
         except Exception as error:  # noqa: BLE001 - anybody's code; a ValueError says what is wrong with the parameters
@@ -175,6 +177,16 @@ class Plugins:
 
 def _place(at: At) -> str:
     return f"plugins[{at[1]}]" if len(at) > 1 else "a default"
+
+
+def _outdated(parameters: plugin.Parameters, at: At) -> Iterator[tuple[At, str]]:
+    """(place, what to write instead) of every parameter that is given under an older name."""
+    for field in msgspec.structs.fields(parameters):
+        value, place = getattr(parameters, field.name), (*at, field.encode_name)
+        if isinstance(value, plugin.Parameters):
+            yield from _outdated(value, place)
+        elif value is not None and field.name in parameters.older:
+            yield place, parameters.older[field.name]
 
 
 def _where(value: Any, wanted: str, at: At) -> Iterator[At]:

@@ -5,7 +5,8 @@ index, keeping the books), because that work waits, and the cycle does not.
 Source: llm-d-router, data producers of snapshot ebab68792.
 """
 
-from typing import Annotated, Literal
+from collections.abc import Mapping
+from typing import Annotated, ClassVar, Literal
 
 import msgspec
 from msgspec import Meta
@@ -96,6 +97,8 @@ class TokenProducer(Producer, type="token-producer"):
 
 
 class TokenProcessor(plugin.Parameters, frozen=True, kw_only=True):
+    older: ClassVar[Mapping[str, str]] = {"block_size": "blockSizeTokens"}
+
     block_size_tokens: Annotated[
         int | None, Meta(ge=0, description="Tokens per block of the index; the engine's own block size unless given.")
     ] = None
@@ -248,6 +251,8 @@ class ApproxPrefixCacheProducer(Producer, type="approx-prefix-cache-producer"):
     """
 
     class Parameters(plugin.Parameters, frozen=True, kw_only=True):
+        older: ClassVar[Mapping[str, str]] = {"block_size": "blockSizeTokens"}
+
         auto_tune: Annotated[bool, Meta(description="Take block size and capacity from the engines' metrics.")] = True
         block_size_tokens: Annotated[int, Meta(ge=1, description="Tokens per block.")] = 16
         block_size: Annotated[int | None, Meta(ge=1, description="Older spelling of blockSizeTokens.")] = None

@@ -257,6 +257,8 @@ class DisaggProfileHandler(_Disaggregated, type="disagg-profile-handler"):
     """
 
     class Parameters(plugin.Parameters, frozen=True, kw_only=True):
+        older = _FLAT
+
         stage_order: Annotated[
             Literal["decode-first", "prefill-first"], Meta(description="Which stage is picked first.")
         ] = "decode-first"

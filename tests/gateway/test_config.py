@@ -224,6 +224,33 @@ def test_the_old_api_version_old_names_and_old_places_work_with_a_warning() -> N
     assert [parser.type for parser in config.parsers] == ["openai-parser"]
 
 
+@pytest.mark.parametrize(
+    ("parameters", "place", "newer"),
+    [
+        ("decodeProfile: decode", "decodeProfile", "profiles.decode"),
+        ("DeciderPluginName: always-disagg-pd-decider", "deciderPluginName", "deciders.prefill"),
+    ],
+)
+def test_older_parameters_of_a_handler_work_and_say_what_to_write(parameters: str, place: str, newer: str) -> None:
+    config = loaded(
+        f"- {{type: disagg-profile-handler, parameters: {{{parameters}}}}}\n- type: always-disagg-pd-decider\n"
+        "schedulingProfiles: [{name: decode, plugins: []}, {name: prefill, plugins: []}]\n"
+    )
+    assert f"c.yaml:6: plugins[1].parameters.{place}: the older spelling of {newer}; use that" in warnings(config)
+
+
+def test_older_parameters_are_found_inside_others_too() -> None:
+    config = loaded(
+        "- type: precise-prefix-cache-producer\n  parameters:\n    tokenProcessorConfig:\n      blockSize: 64\n"
+        "- {type: approx-prefix-cache-producer, parameters: {blockSize: 32}}\n"
+    )
+    text = "\n".join(warnings(config))
+    assert (
+        "c.yaml:9: plugins[1].parameters.tokenProcessorConfig.blockSize: the older spelling of blockSizeTokens" in text
+    )
+    assert "c.yaml:10: plugins[2].parameters.blockSize: the older spelling of blockSizeTokens; use that" in text
+
+
 def test_what_has_no_effect_is_said() -> None:
     config = loaded(
         "- type: queue-scorer\n- type: load-aware-scorer\n- type: decode-filter\nschedulingProfiles:\n- name: a\n  plugins:\n"
