@@ -12,6 +12,8 @@ from collections.abc import Callable, Sequence
 import aiohttp
 import msgspec
 
+from gateway.http_errors import reason
+
 _VOCABULARY = (
     "account address answer archive balance batch border bridge budget cache carrier case channel check claim "
     "client close copy core cost credit cycle data date delay delivery detail device draft driver edge entry error "
@@ -166,7 +168,7 @@ async def ask(
                     text += chunk["choices"][0]["delta"].get("content", "")
                 usage = chunk.get("usage") or usage
     except (aiohttp.ClientError, TimeoutError) as error:
-        return Observation(turn=turn, error=f"{type(error).__name__}: {error}"), ""
+        return Observation(turn=turn, error=f"{type(error).__name__}: {reason(error)}"), ""
     if usage is None:
         return Observation(turn=turn, error="the stream ended without usage"), ""
     predicted = headers.get("x-warmroute-predicted-cached-tokens", "")

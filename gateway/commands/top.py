@@ -13,6 +13,7 @@ from rich.live import Live
 
 from gateway.admin_access import BEARER, token_of
 from gateway.commands.common import json_option, load_or_exit
+from gateway.http_errors import reason
 from gateway.top import Frame, drawn, from_metrics, from_state
 
 WIDE = 132
@@ -107,7 +108,7 @@ def _live(source: Source, interval: float, console: Console) -> None:
             try:
                 live.update(drawn(asyncio.run(_frame(source))), refresh=True)
             except (aiohttp.ClientError, OSError, ValueError) as error:
-                live.update(f"{source.url}: {error}; trying again", refresh=True)
+                live.update(f"{source.url}: {reason(error) or 'no answer'}; trying again", refresh=True)
 
 
 def _frame_or_exit(source: Source) -> Frame:
@@ -115,11 +116,17 @@ def _frame_or_exit(source: Source) -> Frame:
     try:
         return asyncio.run(_frame(source))
     except (aiohttp.ClientError, OSError) as error:
-        hint = "; set warmroute.adminPort, or use --metrics" if url.endswith("/state") else ""
-        click.echo(f"error: {url}: {error}{hint}", err=True)
+        click.echo(f"error: {url}: {reason(error) or 'no answer'}; {_hint(url)}", err=True)
     except ValueError as error:
         click.echo(f"error: {url}: {error}", err=True)
     sys.exit(1)
+
+
+def _hint(url: str) -> str:
+    """What would be right where nobody, or somebody else, answers."""
+    if url.endswith("/state"):
+        return "give --admin the gateway's warmroute.adminPort, or --metrics its metricsPort, or -c its configuration"
+    return "give --metrics the warmroute.metricsPort of a gateway that runs, or -c its configuration"
 
 
 async def _frame(source: Source) -> Frame:
@@ -131,6 +138,8 @@ async def _frame(source: Source) -> Frame:
     ):
         body = await answer.read()
     if url.endswith("/metrics"):
+        if b"\nwarmroute_" not in body:
+            raise ValueError(f"this is not a gateway's metrics page; {_hint(url)}")
         return from_metrics(body.decode(), url)
     try:
         return from_state(msgspec.json.decode(body), url)

@@ -8,11 +8,15 @@ import aiohttp
 import msgspec
 from prometheus_client.parser import text_string_to_metric_families
 
+from event_ingest.sockets import port_of
 from fleet.endpoint import Endpoint
 from fleet.listing import Listing, parse
 from gateway.doctor.facts import Engine, Source
+from gateway.http_errors import reason
 
 ANSWER_S = 3.0
+CONNECT_S = 1.0
+"""For a connection to a port on a host that has just answered."""
 CACHE_INFO = "vllm:cache_config_info"
 
 
@@ -43,17 +47,18 @@ async def _ask(session: aiohttp.ClientSession, address: str, endpoints: Sequence
             async with session.get(f"http://{address}{path}", timeout=aiohttp.ClientTimeout(ANSWER_S)) as response:
                 pages[path] = response.status, await response.read()
         except (aiohttp.ClientError, TimeoutError) as error:
-            return str(error) or f"no answer within {ANSWER_S:g} s"
+            return reason(error) or f"no answer within {ANSWER_S:g} s"
         return ""
 
     errors = await asyncio.gather(*(get(path) for path in ("/kv_event_sources", "/metrics", "/v1/models")))
     if not pages:
         return Engine(address=address, endpoints=endpoints, error=errors[0])
     models = _models(pages.get("/v1/models"))
+    sources = _sources(pages.get("/kv_event_sources"))
     return Engine(
         address=address,
         endpoints=endpoints,
-        sources=_sources(pages.get("/kv_event_sources")),
+        sources=await _listening(address, endpoints, sources) if sources else sources,
         cache=_cache(pages.get("/metrics")),
         models=models,
         unnamed_adapters=[name for name, path in models.adapters.items() if not path] if models else (),
@@ -78,6 +83,33 @@ def _sources(page: tuple[int, bytes] | None) -> Mapping[int, Source] | None:
         for rank, it in ranks.items()
         if rank.isdecimal()
     }
+
+
+async def _listening(
+    address: str, endpoints: Sequence[Endpoint], sources: Mapping[int, Source]
+) -> Mapping[int, Source]:
+    """The sources, each with whether its port can be connected to where the configuration has another one.
+
+    vLLM connects to an address that names a host; other publishers bind it. Only a look tells which of both is wrong then: the
+    port in the configuration, or that nobody binds.
+    """
+    configured = {port_of(it.events) for it in endpoints if it.events}
+    host = address.rpartition(":")[0].strip("[]")
+
+    async def look(source: Source) -> Source:
+        text = source.endpoint or ""
+        port = port_of(text) if text.startswith("tcp://") and not source.binds else 0
+        if not port or port in configured:
+            return source
+        try:
+            _, writer = await asyncio.wait_for(asyncio.open_connection(host, port), CONNECT_S)
+        except (OSError, TimeoutError):
+            return source
+        writer.close()
+        return msgspec.structs.replace(source, listening=True)
+
+    found = await asyncio.gather(*map(look, sources.values()))
+    return dict(zip(sources, found, strict=True))
 
 
 def _cache(page: tuple[int, bytes] | None) -> dict[int, Mapping[str, str]]:

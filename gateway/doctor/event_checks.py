@@ -55,6 +55,15 @@ def own_events(stream: Stream, probe: Probe | None) -> list[BlockStored]:
     return [event for event in stored if event.tokens and _holds(prompt, event.tokens)]
 
 
+def heard_own(stream: Stream, probe: Probe | None, probes: Sequence[Probe]) -> bool:
+    """Whether a stream announced this probe's own part, and not only blocks that other engines' prompts have too."""
+    events = own_events(stream, probe)
+    if probe is None or not probe.engine_ids:
+        return bool(events)
+    others = [ids_bytes(it.engine_ids) for it in probes if it is not probe and it.engine_ids]
+    return any(not any(_holds(prompt, event.tokens) for prompt in others) for event in events)
+
+
 def ids_bytes(ids: Sequence[int]) -> bytes:
     return b"".join(int(token).to_bytes(4, "little") for token in ids)
 
@@ -131,7 +140,7 @@ def event_addresses(facts: Facts) -> Iterator[Finding]:
 def event_wires(facts: Facts) -> Iterator[Finding]:
     for stream in facts.streams:
         source, probe = facts.source_of(stream.endpoint), facts.probe_of(stream.endpoint)
-        if own_events(stream, probe) or not publishes(facts, stream.endpoint):
+        if heard_own(stream, probe, facts.probes) or not publishes(facts, stream.endpoint):
             continue
         serving = facts.gateway is not None and facts.gateway.running
         engine_binds = source is not None and (source.binds or (source.loopback_bound and not serving))
@@ -158,7 +167,7 @@ def _crossed(facts: Facts, stream: Stream, probe: Probe | None) -> list[Finding]
     if probe is None or not probe.engine_ids:
         return []
     for other in facts.streams:
-        if other is not stream and _unique(facts, probe, own_events(other, probe)):
+        if other is not stream and heard_own(other, probe, facts.probes):
             return [
                 found(
                     "wrong-event-port",
@@ -169,12 +178,6 @@ def _crossed(facts: Facts, stream: Stream, probe: Probe | None) -> list[Finding]
                 )
             ]
     return []
-
-
-def _unique(facts: Facts, probe: Probe, events: Sequence[BlockStored]) -> bool:
-    """Whether these blocks hold this probe's own part, not only what all probes have in common."""
-    others = [ids_bytes(it.engine_ids) for it in facts.probes if it is not probe and it.engine_ids]
-    return any(not any(_holds(prompt, event.tokens) for prompt in others) for event in events)
 
 
 def _unheard(facts: Facts, stream: Stream, source: Source | None, probe: Probe | None) -> Iterator[Finding]:

@@ -28,7 +28,7 @@ from gateway.doctor import (  # noqa: F401 - importing a module registers its ch
 from gateway.doctor.dynamo_probe import DynamoProbe
 from gateway.doctor.engine_probe import ask_engines
 from gateway.doctor.envoy_probe import from_admin, from_file, front, send
-from gateway.doctor.event_checks import own_events
+from gateway.doctor.event_checks import heard_own
 from gateway.doctor.facts import Envoy, Facts, Gateway, Probe
 from gateway.doctor.findings import Report, judge
 from gateway.doctor.gateway_probe import metrics_url, read_metrics
@@ -115,7 +115,7 @@ def _all_heard(listener: Listener, probes: Sequence[Probe]) -> bool:
     streams = {(it.endpoint.address, it.endpoint.rank): it for it in listener.streams()}
     answered = [probe for probe in probes if not probe.error]
     mine = [(streams.get((probe.endpoint.address, probe.endpoint.rank)), probe) for probe in answered]
-    return all(own_events(stream, probe) for stream, probe in mine if stream is not None)
+    return all(heard_own(stream, probe, answered) for stream, probe in mine if stream is not None)
 
 
 async def _through_envoy(

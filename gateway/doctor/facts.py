@@ -24,6 +24,8 @@ class Source(msgspec.Struct, frozen=True, kw_only=True):
     replay: str | None = None
     topic: str = ""
     buffer_steps: int | None = None
+    listening: bool = False
+    """Whether somebody accepts connections at the port of `endpoint` on the engine's host, though `endpoint` names a host."""
 
     @property
     def binds(self) -> bool:
@@ -33,8 +35,8 @@ class Source(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def loopback_bound(self) -> bool:
-        """An address that engines other than vLLM may bind although it names a host."""
-        return "0.0.0.0" in (self.endpoint or "")
+        """An address that engines other than vLLM bind although it names a host."""
+        return "0.0.0.0" in (self.endpoint or "") or self.listening
 
 
 class Engine(msgspec.Struct, frozen=True, kw_only=True):

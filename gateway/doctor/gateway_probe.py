@@ -5,6 +5,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from gateway.config_document import Settings
 from gateway.doctor.facts import Sample
+from gateway.http_errors import reason
 
 ANSWER_S = 2.0
 EVERYWHERE = ("0.0.0.0", "::", "")
@@ -21,7 +22,7 @@ async def read_metrics(session: aiohttp.ClientSession, url: str) -> tuple[list[S
         async with session.get(url, timeout=aiohttp.ClientTimeout(ANSWER_S)) as response:
             page = await response.text()
     except (aiohttp.ClientError, TimeoutError, UnicodeDecodeError) as error:
-        return [], f"{url}: {error or 'no answer'}"
+        return [], f"{url}: {reason(error) or 'no answer'}"
     try:
         samples = [
             Sample(sample.name, sample.labels, float(sample.value))

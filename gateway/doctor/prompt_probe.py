@@ -17,6 +17,7 @@ import msgspec
 from fleet.endpoint import Endpoint, Role
 from gateway.config import LoadedConfig
 from gateway.doctor.facts import Engine, Probe, Template
+from gateway.http_errors import reason
 from gateway.served_models import Served
 from gateway.template_knowledge import mode_in_use
 from gateway.tokenizers import TokenizerError, Tokenizers
@@ -187,7 +188,7 @@ class Prober:
             async with self._session.post(endpoint.url + path, json=body, headers=headers, timeout=limit) as response:
                 data = await response.read()
         except (aiohttp.ClientError, TimeoutError) as error:
-            return 0, str(error) or f"no answer within {ANSWER_S:g} s"
+            return 0, reason(error) or f"no answer within {ANSWER_S:g} s"
         try:
             return response.status, msgspec.json.decode(data)
         except msgspec.DecodeError:

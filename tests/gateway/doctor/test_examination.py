@@ -11,6 +11,10 @@ from typing import Any
 import pytest
 from aiohttp import web
 
+from event_ingest.events import Batch, BlockStored
+from fleet.endpoint import Endpoint
+from gateway.doctor.event_checks import heard_own, ids_bytes
+from gateway.doctor.facts import Heard, Probe, Stream
 from gateway.doctor.findings import Report, pairs
 from simulator.wire import encode_batch
 
@@ -69,6 +73,44 @@ async def test_events_of_another_engine_are_noticed_by_the_prompt_in_them(world:
     assert ids(report) == {"wrong-event-port"}
     assert [finding.where for finding in report.findings] == ["engine-0", "engine-1"]
     assert f"was announced on tcp://127.0.0.1:{second.entry['events']}" in report.findings[0].evidence
+
+
+async def test_a_publisher_that_binds_an_address_with_a_host_has_a_wrong_port_and_not_a_wrong_side(world: Any) -> None:
+    right, replay = world.free_port(), world.free_port()
+    await world.engine(
+        events=f"tcp://127.0.0.1:{right}",
+        bind_events=True,
+        replay=f"tcp://127.0.0.1:{replay}",
+        entry={"events": world.free_port(), "replay": replay},
+    )
+    finding = the(await world.examine(), "wrong-event-port")
+    assert f"write events: {right} at endpoint 'engine-0'" in finding.fix
+
+
+async def test_two_endpoints_with_one_engines_events_are_noticed(world: Any) -> None:
+    first, second = await world.engine(), await world.engine()
+    right = second.entry["events"]
+    for key in ("events", "replay"):
+        second.entry[key] = first.entry[key]
+    report = await world.examine()
+    assert ("wrong-event-port", "engine-1") in pairs(report.findings)
+    assert any(f"write events: {right} at endpoint 'engine-1'" in finding.fix for finding in report.findings)
+
+
+def test_a_block_that_all_prompts_have_is_nobodys_own() -> None:
+    """A prompt that ends with its block announces that block again, and the block need not hold the endpoint's name."""
+    endpoints = [Endpoint(name=name, address=f"10.0.0.{at}:8000") for at, name in enumerate(("mine", "other"))]
+    probes = [Probe(endpoint=it, model="m", engine_ids=[7, at, 7, 7]) for at, it in enumerate(endpoints)]
+    both, own = (ids_bytes(ids) for ids in ([7, 7], [7, 0]))
+
+    def stream(tokens: bytes) -> Stream:
+        stored = BlockStored(hashes=(1,), parent=None, tokens=tokens, block_tokens=2)
+        batch = Batch(ts=0.0, events=(stored,))
+        return Stream(endpoint=endpoints[0], link="up", heard=[Heard(topic="", seq=0, batch=batch)])
+
+    assert not heard_own(stream(both), probes[0], probes)
+    assert heard_own(stream(own), probes[0], probes)
+    assert heard_own(stream(both), probes[0], probes[:1])
 
 
 async def test_an_engine_that_says_nothing_of_its_ports_still_has_a_wrong_one(world: Any) -> None:
