@@ -19,6 +19,7 @@ from simulator.metrics import EngineMetrics, Observed
 from simulator.openai_answer import Kind
 from simulator.openai_request import ApiError, parse_options
 from simulator.publisher import Addresses, Publisher
+from simulator.refusals import Refusals
 from simulator.replay_buffer import ReplayBuffer
 from simulator.reply import ReplyWriter
 from simulator.sequence import Submission
@@ -58,6 +59,7 @@ class EngineServer:
         )
         self.live.finished = self._metrics.observe
         self._client: aiohttp.ClientSession | None = None
+        self._refusals = Refusals()
 
     @property
     def publisher(self) -> Publisher | None:
@@ -87,6 +89,7 @@ class EngineServer:
                 web.post("/sim/kv/free", self._kv_free),
                 web.post("/sim/faults", self._faults),
                 web.post("/sim/restart", self._restart),
+                web.post("/sim/refuse", self._refusals.plan),
             ]
         )
         return app
@@ -142,6 +145,7 @@ class EngineServer:
     # -- completions --------------------------------------------------------------------------------------------------
 
     async def _complete(self, request: web.Request) -> web.StreamResponse:
+        self._refusals.check()
         kind: Kind = "chat" if request.path.startswith("/v1/chat") else "completion"
         body = await _json_object(request)
         options = parse_options(body, chat=kind == "chat", session_header=request.headers.get("X-Session-ID"))

@@ -1,0 +1,6 @@
+"""The benchmarks are not part of the package: they are found where the repository is."""
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
