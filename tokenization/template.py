@@ -105,8 +105,11 @@ class ChatTemplate:
         continue_final_message: bool = False,
         **kwargs: Any,
     ) -> str:
-        """The prompt's text. Raises `TokenizationError` (status 400) where the template rejects the messages."""
+        """The prompt's text. Raises `TokenizationError` (status 400) where the template rejects the messages, or there are
+        none: the engine then does not ask the template (transformers, `apply_chat_template`)."""
         chat: list[Any] = list(messages)
+        if not chat:
+            raise refuse("there is no message to render; a chat needs at least one")
         final = ""
         if continue_final_message:
             chat, final = _mark_final_message(chat)

@@ -25,8 +25,17 @@ def test_raise_exception_is_the_clients_400_with_the_templates_reason() -> None:
 
 def test_attributes_of_missing_messages_are_the_clients_400() -> None:
     with pytest.raises(TokenizationError) as caught:
-        ChatTemplate("{{ messages[0].role.x }}").render([])
-    assert caught.value.status == 400
+        ChatTemplate("{{ messages[1].role.x }}").render(HELLO)
+    assert (caught.value.status, caught.value.reason) == (400, "template_rejected")
+
+
+@pytest.mark.parametrize("source", ["{{ messages[0].role }}", "{% for m in messages %}{{ m.role }}{% endfor %}"])
+@pytest.mark.parametrize("continued", [False, True])
+def test_an_empty_chat_is_refused_before_any_template_sees_it(source: str, continued: bool) -> None:
+    """Whatever a template would make of it: vLLM 0.32 refuses with "Provide at least one message"."""
+    with pytest.raises(TokenizationError, match="at least one") as caught:
+        ChatTemplate(source).render([], continue_final_message=continued)
+    assert (caught.value.status, caught.value.reason) == (400, "invalid_request")
 
 
 @pytest.mark.parametrize(
