@@ -16,7 +16,7 @@ Rules
 
 import collections
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import msgspec
 import numpy as np
@@ -83,6 +83,20 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True):
     """Plugin -> what it tells the engine in `headers`, and why, or why it tells nothing."""
     prefill: int | None = None
     """The slot that computes the prompt for another one; None where the destination does it itself."""
+
+    def stages(self) -> Iterator[tuple[str, str, str]]:
+        """(decider, `disaggregate` or `local`, reason) of every stage that a decider was asked about: what came of it. The
+        decider's own reason stands unless it wanted a stage that found nobody, or nobody but the destination."""
+        for profile, (decider, verdict) in self.verdicts.items():
+            pick = self.picks[profile]
+            if not verdict.disaggregate:
+                yield decider, "local", verdict.reason
+            elif not len(pick):
+                yield decider, "local", "nobody-found"
+            elif pick[0] == self.slots[0]:
+                yield decider, "local", "same-endpoint"
+            else:
+                yield decider, "disaggregate", verdict.reason
 
 
 class Rejection(msgspec.Struct, frozen=True, kw_only=True):

@@ -210,9 +210,8 @@ class RequestPath:
         outcome = look.outcome
         if look.refused is not None or isinstance(outcome, Rejection):
             return look.refused or Rejected(status=500, message="no decision")
-        for decider, verdict in outcome.verdicts.values():
-            said = "disaggregate" if verdict.disaggregate else "local"
-            self._metrics.decider.labels(decider, said, verdict.reason).inc()
+        for stage in outcome.stages():
+            self._metrics.decider.labels(*stage).inc()
         for plugin, hint in outcome.hints.items():
             self._metrics.hints.labels(plugin, hint.outcome).inc()
         self.scheduler.tell(look.request, outcome)

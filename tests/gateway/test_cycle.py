@@ -305,6 +305,22 @@ def test_a_prefill_stage_that_finds_nobody_is_dropped_and_decode_does_its_work()
     assert decision.slots[0] == 0
 
 
+@pytest.mark.parametrize(
+    ("answer", "prefills", "came_of_it"),
+    [
+        (True, {1}, ("d", "disaggregate", "told")),
+        (False, {1}, ("d", "local", "told")),
+        (True, set(), ("d", "local", "nobody-found")),
+        (True, {0}, ("d", "local", "same-endpoint")),
+    ],
+)
+def test_a_stage_counts_as_what_came_of_it(answer: bool, prefills: set[int], came_of_it: tuple[str, str, str]) -> None:
+    fleet = make_fleet(2)
+    profiles = [profile("decode", Keep("decode", {0})), profile("prefill", Keep("prefill", prefills))]
+    scheduler = disagg(fleet, profiles, {"prefill": Says("d", answer)})
+    assert list(decided(scheduler.schedule(request(), fleet.slots())).stages()) == [came_of_it]
+
+
 def test_no_decode_endpoint_ends_the_cycle_without_asking_anybody_else() -> None:
     fleet = make_fleet(2)
     yes = Says("yes", True)
