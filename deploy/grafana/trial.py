@@ -15,6 +15,7 @@ from typing import Any
 import aiohttp
 import yaml
 
+from deploy.grafana.special_traffic import bursts, model_with_images, pictures
 from gateway.demo_children import Children
 from gateway.demo_setup import (
     HOST,
@@ -34,6 +35,7 @@ from gateway.envoy_config import envoy_yaml
 ROLES = ("prefill", "prefill", "decode", "decode")
 RULES = Path(__file__).resolve().parent.parent / "prometheus" / "rules.yaml"
 PRODUCER = "precise-prefix-cache-producer"
+BURSTS = "burst-prefix-cache-producer"
 
 
 def find_prometheus() -> tuple[Path, Path] | None:
@@ -43,8 +45,8 @@ def find_prometheus() -> tuple[Path, Path] | None:
     return (Path(found[0]), Path(found[1])) if found[0] and found[1] else None
 
 
-def picker_config(ports: Ports, admin: int) -> dict[str, Any]:
-    """Prefill and decode pools with hand-offs by the gateway, and every metric switched on."""
+def picker_config(ports: Ports, admin: int, model_files: Path) -> dict[str, Any]:
+    """Prefill and decode pools with hand-offs by the gateway, bursts and hints, and every metric switched on."""
     endpoints = [
         {
             "name": f"{role}-{number % 2}",
@@ -62,19 +64,33 @@ def picker_config(ports: Ports, admin: int) -> dict[str, Any]:
         "kind": "EndpointPickerConfig",
         "plugins": [
             {"type": "static-discovery", "parameters": {"endpoints": endpoints}},
-            {"type": "token-producer", "parameters": {"local": {"path": str(MODEL_FILES)}}},
+            {"type": "token-producer", "parameters": {"local": {"path": str(model_files)}}},
             {"type": PRODUCER},
+            {"type": BURSTS, "parameters": {"windowDurationMs": 50}},
+            {"type": "p2p-source-producer", "parameters": match},
             {"type": "prefill-filter"},
             {"type": "decode-filter"},
             {"type": "expected-work-scorer", "parameters": match},
             {"type": "prefix-cache-scorer", "parameters": match},
+            {
+                "name": "burst-scorer",
+                "type": "prefix-cache-scorer",
+                "parameters": {"prefixMatchInfoProducerName": BURSTS},
+            },
             {"type": "active-request-scorer"},
             {"type": "max-score-picker"},
             {"type": "prefix-based-pd-decider", "parameters": {"nonCachedTokens": 700, **match}},
             {"type": "disagg-profile-handler", "parameters": {"deciders": {"prefill": "prefix-based-pd-decider"}}},
         ],
         "schedulingProfiles": [
-            {"name": "prefill", "plugins": [{"pluginRef": "prefill-filter"}, {"pluginRef": "expected-work-scorer"}]},
+            {
+                "name": "prefill",
+                "plugins": [
+                    {"pluginRef": "prefill-filter"},
+                    {"pluginRef": "expected-work-scorer"},
+                    {"pluginRef": "burst-scorer", "weight": 2},
+                ],
+            },
             {
                 "name": "decode",
                 "plugins": [
@@ -97,7 +113,7 @@ def picker_config(ports: Ports, admin: int) -> dict[str, Any]:
             "drainTimeout": "1s",
             "decideTimeout": "5s",
             "handoff": {"mode": "gateway"},
-            "models": {MODEL: {"tokenizer": str(MODEL_FILES)}},
+            "models": {MODEL: {"tokenizer": str(model_files)}},
         },
     }
 
@@ -122,11 +138,19 @@ class Trial:
         self._session = session
 
     async def traffic(self, shape: Shape) -> list[Observation]:
-        """Multi-turn chats, and a few requests without a prompt."""
+        """Multi-turn chats, and beside them bursts of one prompt, images, and a few requests without a prompt. What was
+        observed of chats and bursts."""
         for _ in range(5):
             async with self._session.get(f"{self.front}/v1/models") as answer:
                 await answer.read()
-        return await drive(self.front, MODEL, plan(shape), lambda _: None)
+        times = max(3, int(shape.spread_s / 8))
+        pause_s = shape.spread_s / times
+        chats, fanned, _ = await asyncio.gather(
+            drive(self.front, MODEL, plan(shape), lambda _: None),
+            bursts(self.front, MODEL, times, pause_s, seed=shape.seed),
+            pictures(self.front, MODEL, 3 * times, pause_s / 3, seed=shape.seed),
+        )
+        return [*chats, *fanned]
 
     async def ask(self, query: str, at: float | None = None) -> list[dict[str, Any]]:
         """An instant query's result. Raises ValueError with Prometheus's message where the query is invalid."""
@@ -181,7 +205,8 @@ async def trial(folder: Path, *, blocks: int = 2200, ready_s: float = 120.0) -> 
 def _write_configs(folder: Path, ports: Ports, admin: int) -> dict[str, Path]:
     folder.mkdir(parents=True, exist_ok=True)
     files = {name: folder / f"{name}.yaml" for name in ("warmroute", "envoy", "prometheus")}
-    files["warmroute"].write_text(yaml.safe_dump(picker_config(ports, admin), sort_keys=False))
+    model = model_with_images(MODEL_FILES, folder / "model")
+    files["warmroute"].write_text(yaml.safe_dump(picker_config(ports, admin, model), sort_keys=False))
     files["envoy"].write_text(envoy_yaml(envoy_parameters(ports)))
     files["prometheus"].write_text(yaml.safe_dump(prometheus_config(f"{HOST}:{ports.metrics}")))
     return files

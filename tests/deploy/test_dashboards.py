@@ -29,7 +29,6 @@ QUIET_RULES = {
 }
 """Recording rules without data in a healthy run, and why. Alerting rules have none by design."""
 QUIET_COMPATIBLE = {
-    "request_error_total": "nothing is rejected",
     "flow_control_requests_total": "nobody waits",
     "flow_control_request_queue_duration_seconds": "nobody waits",
 }
@@ -209,7 +208,16 @@ async def test_metrics_that_agree_agree(watched: Trial) -> None:
     assert routed >= 45
     assert await number("sum(warmroute_decisions_total)") == routed
     assert await number("sum(warmroute_responses_total)") == routed
-    assert await number("sum(llm_d_epp_request_total)") == routed
+    refused = await number('sum(warmroute_requests_total{outcome="400"})')
+    assert await number("sum(llm_d_epp_request_total)") == routed + refused
+    assert await number('sum(warmroute_media_prompts_total{outcome="image_refused"})') == refused > 0
+    assert await number("sum(warmroute_request_hints_total)") == routed
+    placed = await number("sum(warmroute_burst_assigned_total)")
+    assert await number('sum(warmroute_burst_group_requests_count{which="alike"})') == placed
+    assert await number('sum(warmroute_burst_wait_seconds_count{outcome=~"colocated|separated"})') == placed > 0
+    assert await number("sum(warmroute_burst_window_requests_sum)") == await number(
+        "sum(warmroute_burst_wait_seconds_count)"
+    )
     assert await number('sum(warmroute_books_total{event="reserved"})') >= routed
     assert await number("sum(warmroute_books_open)") == 0
     chosen = await number('sum(warmroute_match_fraction_sum{which="chosen"})')

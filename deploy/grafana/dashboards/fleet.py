@@ -15,6 +15,9 @@ from deploy.grafana.panel import (
 )
 
 EXACT_STREAMS = f"sum({series('stream_trust', STATE_EXACT)}) / count({series('stream_sequence')})"
+STREAM_EVENTS = 'event=~"streams|decided|rejected|finished|aborted"'
+TROUBLE_EVENTS = 'event=~"decide_timeouts|.+_errors|refused_calls"'
+CONNECTIONS = 'event="connections"'
 
 FLEET = Dashboard(
     uid="warmroute-fleet",
@@ -146,6 +149,45 @@ FLEET = Dashboard(
             unit="percentunit",
             top=1,
             text="Share of tokens and block keys that earlier turns had already produced.",
+        ),
+        Panel(
+            title="ext-proc streams open",
+            queries=((f"sum by (instance) ({series('extproc_streams_open')})", "{{instance}}"),),
+            text="One per request in flight. Rising while requests do not: responses do not end here, or a proxy went away "
+            "without a word (it is given up after 60 s).",
+        ),
+        Panel(
+            title="ext-proc streams by what became of them",
+            queries=((by("event", rate("extproc_total", STREAM_EVENTS)), "{{event}}"),),
+            unit="ops",
+            text="streams above decided and rejected together: requests end before they are complete. aborted growing: clients "
+            "give up, or connections between Envoy and the gateway break (trouble and connections, beside this).",
+        ),
+        Panel(
+            title="ext-proc trouble",
+            queries=((f"sum by (event) (increase({series('extproc_total', TROUBLE_EVENTS)}[{RANGE}]))", "{{event}}"),),
+            text="Should be flat. decide_timeouts: see the steps of a decision. connection_errors, refused_calls: somebody who "
+            "is not Envoy talks to the port; the log's http2_broken says why. The others are our own faults: see the log.",
+        ),
+        Panel(
+            title="Connections from the proxy",
+            queries=(
+                (f"sum by (instance) (increase({series('extproc_total', CONNECTIONS)}[{RANGE}]))", "{{instance}}"),
+            ),
+            text="New ones; Envoy keeps one per worker, so this belongs at zero. Always some: they break, see Gateway CPU and "
+            "docs/transport.md. Always zero with transport grpcio, which does not count them.",
+        ),
+        Panel(
+            title="Transport",
+            queries=(
+                (
+                    f"count by (transport, configured) ({series('extproc_transport')})",
+                    "{{transport}} (configured: {{configured}})",
+                ),
+            ),
+            kind="table",
+            text="What carries ext-proc. grpcio where auto is configured: libnghttp2 cannot be loaded (the log's "
+            "transport_fallback says why), and a decision costs more CPU here and in Envoy.",
         ),
         Panel(
             title="Scrapes",
