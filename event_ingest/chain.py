@@ -16,95 +16,76 @@ Rules
    Beyond `max_absent` of them, those without children are forgotten, the oldest first.
 3. Keys exist once per content, whoever completes them: two engine blocks that begin alike share the keys of that beginning
    where R < B.
+4. Blocks and keys are out of the garbage collector's sight (`gc=False`): there are millions of them, and a look at each stops
+   the whole process for seconds. So they may not form cycles once the chain has forgotten them, nor hang on each other in a
+   line of a hundred thousand, which ends the process when the last is freed: `clear` unties them.
 This file knows nothing of who holds what; `Block.present` is set by its caller.
 """
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 
+import msgspec
+
 from event_ingest.events import Extra, Item
 from indexer.block_key import TOKEN_BYTES, media_extra, next_key, root_key
 
 
-class Key:
+class Key(msgspec.Struct, gc=False, eq=False):
     """One router block key: its parent, and (for re-blocking) how often it is claimed in each tier."""
 
-    __slots__ = ("claims", "held_children", "key", "parent", "users")
+    key: int
+    parent: "Key | None"
+    users: int = 0
+    """Blocks and spans that refer to it."""
+    claims: int = 0
+    """Claims per tier, 32 bits each."""
+    held_children: int = 0
 
-    def __init__(self, key: int, parent: "Key | None") -> None:
-        self.key = key
-        self.parent = parent
-        self.users = 0  # blocks and spans that refer to it
-        self.claims = 0  # claims per tier, 32 bits each
-        self.held_children = 0
 
-
-class Span:
+class Span(msgspec.Struct, gc=False, eq=False):
     """A router block that lies over several engine blocks: held only where all of them are."""
 
-    __slots__ = ("key", "mask", "parts", "tails")
-
-    def __init__(self, key: Key, parts: "tuple[Block, ...]") -> None:
-        self.key = key
-        self.parts = parts
-        self.mask = 0
-        self.tails: dict[int, int] | None = None
+    key: Key
+    parts: "tuple[Block, ...]"
+    mask: int = 0
+    tails: dict[int, int] | None = None
 
 
-class Block:
+class Block(msgspec.Struct, gc=False, eq=False):
     """One engine block, known by its engine hash."""
 
-    __slots__ = (
-        "children",
-        "content",
-        "epoch",
-        "extra",
-        "first",
-        "hash",
-        "keys",
-        "last",
-        "left",
-        "mask",
-        "others",
-        "parent",
-        "placed",
-        "present",
-        "root",
-        "size",
-        "spans",
-        "tail",
-        "tail_blocks",
-        "tail_items",
-        "tails",
-        "waiting",
-    )
-
-    def __init__(self, hash_: int) -> None:
-        self.hash = hash_
-        self.parent: Block | None = None
-        self.root: int | None = None  # root key, for blocks without a parent
-        self.children = 0
-        self.placed = False
-        self.present = False
-        self.left = False  # had copies, has none
-        # Content: only while it waits for its parent, except the size.
-        self.size = 0
-        self.content: bytes | int | None = None
-        self.extra: Extra | None = None
-        self.waiting: list[Block] | None = None
-        # Where it stands in the router's blocks; valid once placed.
-        self.last: Key | None = None  # the last key that is complete at the end of this block
-        self.keys: tuple[Key, ...] = ()  # keys that lie in this block alone
-        self.spans: list[Span] | None = None  # router blocks over this and other blocks
-        self.tail = b""
-        self.tail_items: tuple[Item, ...] = ()
-        self.tail_blocks: tuple[Block, ...] = ()
-        # Copies, for re-blocking: in the first place, in others, since which epoch; and what was made of them.
-        self.first = 0
-        self.others: dict[int, int] | None = None
-        self.epoch = 0
-        self.mask = 0
-        self.tails: dict[int, int] | None = None
+    hash: int
+    parent: "Block | None" = None
+    root: int | None = None
+    """Root key, for blocks without a parent."""
+    children: int = 0
+    placed: bool = False
+    present: bool = False
+    left: bool = False
+    """Had copies, has none."""
+    # Content: only while it waits for its parent, except the size.
+    size: int = 0
+    content: bytes | int | None = None
+    extra: Extra | None = None
+    waiting: "list[Block] | None" = None
+    # Where it stands in the router's blocks; valid once placed.
+    last: Key | None = None
+    """The last key that is complete at the end of this block."""
+    keys: tuple[Key, ...] = ()
+    """Keys that lie in this block alone."""
+    spans: list[Span] | None = None
+    """Router blocks over this and other blocks."""
+    tail: bytes = b""
+    tail_items: tuple[Item, ...] = ()
+    tail_before: "tuple[Block, ...]" = ()
+    """The blocks before this one that the tail begins in; empty where it begins in this one."""
+    # Copies, for re-blocking: in the first place, in others, since which epoch; and what was made of them.
+    first: int = 0
+    others: dict[int, int] | None = None
+    epoch: int = 0
+    mask: int = 0
+    tails: dict[int, int] | None = None
 
 
 class Chain:
@@ -135,6 +116,9 @@ class Chain:
         self._absent: OrderedDict[int, Block] = OrderedDict()  # those of the removed ones that have no children
         self._left = 0  # removed blocks still known
         self._roots: dict[tuple[str | None, str | None], int] = {}
+
+    def __del__(self) -> None:
+        self.clear()
 
     def __len__(self) -> int:
         return len(self._blocks)
@@ -212,6 +196,17 @@ class Chain:
             self._left -= 1
             self._absent.pop(block.hash, None)
 
+    def clear(self) -> None:
+        """Forget everything. Blocks and keys that were handed out are no longer good for anything."""
+        for block in self._blocks.values():
+            block.parent = block.last = block.waiting = block.spans = None
+            block.keys = block.tail_before = ()
+        for key in self.keys.values():
+            key.parent = None
+        for known in (self._blocks, self._unplaced, self._absent, self.keys):
+            known.clear()
+        self._left = 0
+
     def trim(self) -> list[Block]:
         """Drop what has waited longest beyond the bound; returns the blocks dropped, which nothing refers to any more."""
         dropped: list[Block] = []
@@ -222,6 +217,7 @@ class Chain:
                 if self._unplaced.pop(block.hash, None) is None:
                     continue
                 stack.extend(block.waiting or ())
+                block.waiting = None
                 self._blocks.pop(block.hash, None)
                 if block.parent is not None:
                     block.parent.children -= 1
@@ -244,7 +240,7 @@ class Chain:
             parent = block.parent
             root = self.root(None, None) if block.root is None else block.root
             _, numbers, tail, tail_items = self._cut(parent, root, block.content, block.extra)
-            before = parent.tail_blocks if parent is not None else ()
+            before = (*parent.tail_before, parent) if parent is not None and parent.tail else ()
             last = parent.last if parent is not None else None
             own: list[Key] = []
             for position, number in enumerate(numbers):
@@ -261,8 +257,8 @@ class Chain:
             block.last = last
             block.root = parent.root if parent is not None else root
             block.tail, block.tail_items = tail, tail_items
-            if tail:
-                block.tail_blocks = (block,) if numbers or not before else (*before, block)
+            if tail and not numbers:
+                block.tail_before = before
             block.content = block.extra = None
             block.placed = True
             self._on_placed(block)

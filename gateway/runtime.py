@@ -13,7 +13,7 @@ import contextlib
 import logging
 import time
 from collections import Counter
-from collections.abc import Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -173,6 +173,8 @@ class Gateway:
         self._tasks: list[asyncio.Task[None]] = []
         self._reloading: asyncio.Task[None] | None = None
         self._reload_wanted = False
+        self.when_reloaded: Callable[[], None] = lambda: None
+        """Called when a new configuration is in force and the old one's parts are closed."""
         self._quick_chores: list[housekeeping.Chore] = [self.breaker.tick, self._parity.tick, self._progress.tick]
         if self.predicted is not None:
             self._quick_chores.append(self.predicted.expire)
@@ -291,6 +293,7 @@ class Gateway:
         self._config = config
         self._follower.use(first)
         await before.close(keep=tokenizers)
+        self.when_reloaded()
         self.metrics.reloads.labels("ok").inc()
         log.info("config_reloaded file=%s profiles=%d", file, len(config.profiles))
 

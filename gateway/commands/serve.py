@@ -30,6 +30,7 @@ def command(config_file: Path, log_level: str, log_json: bool) -> None:
 
 async def _serve(config: LoadedConfig, config_file: Path) -> int:
     # Imported late, so that a broken configuration is reported before a second of imports.
+    from gateway.garbage import settle
     from gateway.runtime import Gateway, StartError
 
     stop = asyncio.Event()
@@ -44,6 +45,8 @@ async def _serve(config: LoadedConfig, config_file: Path) -> int:
         click.echo(f"error: {error}", err=True)
         await gateway.stop()
         return 1
+    gateway.when_reloaded = settle
+    settle()
     await stop.wait()
     await gateway.stop()
     return 0
