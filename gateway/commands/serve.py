@@ -30,9 +30,10 @@ def command(config_file: Path, log_level: str, log_json: bool) -> None:
 
 async def _serve(config: LoadedConfig, config_file: Path) -> int:
     # Imported late, so that a broken configuration is reported before a second of imports.
-    from gateway.garbage import settle
+    from gateway import interpreter
     from gateway.runtime import Gateway, StartError
 
+    interpreter.share()
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -45,8 +46,8 @@ async def _serve(config: LoadedConfig, config_file: Path) -> int:
         click.echo(f"error: {error}", err=True)
         await gateway.stop()
         return 1
-    gateway.when_reloaded = settle
-    settle()
+    gateway.when_reloaded = interpreter.settle
+    interpreter.settle()
     await stop.wait()
     await gateway.stop()
     return 0

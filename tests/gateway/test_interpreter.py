@@ -1,6 +1,6 @@
 import gc
 
-from gateway.garbage import settle
+from gateway.interpreter import settle
 
 
 class Cycle:
