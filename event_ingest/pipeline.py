@@ -15,11 +15,13 @@ from typing import TypeAlias
 import msgspec
 
 from event_ingest.departed import Departed
+from event_ingest.effects import Apply, AskReplay, DropAll, Effect, Lost, SetTrust
 from event_ingest.events import AllBlocksCleared, BlockRemoved, BlockStored, Decoded, Skipped, event_kind
 from event_ingest.events import Reason as SkipReason
+from event_ingest.limits import Limits
 from event_ingest.operations import Add, Clear, Dense, Operation, Remove
 from event_ingest.reblock import Reblocker
-from event_ingest.stream import END_MARKER, Apply, AskReplay, DropAll, Effect, Limits, Lost, SetTrust, Stream
+from event_ingest.stream import END_MARKER, Stream
 from event_ingest.verify import Verifier
 from event_ingest.vllm_wire import decode
 from indexer.hybrid import Group

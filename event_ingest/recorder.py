@@ -8,9 +8,10 @@ from typing import TextIO
 import zmq
 
 from event_ingest import sockets
+from event_ingest.effects import AskReplay, Effect
 from event_ingest.pipeline import time_of
 from event_ingest.recording import Message, write_line
-from event_ingest.stream import END_MARKER, AskReplay, Effect, Stream
+from event_ingest.stream import END_MARKER, Stream
 from event_ingest.vllm_wire import decode
 
 _SETTLING_S = 0.05

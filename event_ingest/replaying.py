@@ -24,9 +24,9 @@ from typing import Any
 
 import msgspec
 
+from event_ingest.limits import Limits
 from event_ingest.pipeline import EventPath
 from event_ingest.recording import Message, Meta, RecordingError, Request, read, read_meta
-from event_ingest.stream import Limits
 from event_ingest.verify import Hashes, Verifier
 from event_ingest.vllm_wire import decode
 from indexer.block_key import block_keys, media_extras, root_key

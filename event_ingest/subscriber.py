@@ -18,8 +18,9 @@ from typing import TypeAlias
 import zmq
 
 from event_ingest import sockets
+from event_ingest.effects import AskReplay, SetTrust
 from event_ingest.pipeline import EventPath, Outcome
-from event_ingest.stream import END_MARKER, AskReplay, SetTrust
+from event_ingest.stream import END_MARKER
 from fleet.endpoint import Endpoint
 from indexer.trust import Trust
 

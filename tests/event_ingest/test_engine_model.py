@@ -8,8 +8,10 @@ import msgspec
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from event_ingest.effects import AskReplay
+from event_ingest.limits import Limits
 from event_ingest.pipeline import EventPath
-from event_ingest.stream import END_MARKER, AskReplay, Limits
+from event_ingest.stream import END_MARKER
 from indexer import tier
 from indexer.block_key import block_keys, root_key
 from indexer.index import Index

@@ -4,8 +4,10 @@ from typing import Any
 
 import msgspec
 
+from event_ingest.effects import AskReplay
+from event_ingest.limits import Limits
 from event_ingest.pipeline import EventPath
-from event_ingest.stream import END_MARKER, AskReplay, Limits
+from event_ingest.stream import END_MARKER
 from indexer.block_key import block_keys, root_key
 from indexer.index import Index
 from indexer.predicted import Predicted

@@ -9,9 +9,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from event_ingest.effects import AskReplay, SetTrust
 from event_ingest.pipeline import EventPath
 from event_ingest.recording import read
-from event_ingest.stream import END_MARKER, AskReplay, SetTrust
+from event_ingest.stream import END_MARKER
 from event_ingest.verify import Verifier
 from indexer import tier
 from indexer.block_key import block_keys, root_key

@@ -14,11 +14,12 @@ import msgspec
 import pytest
 import zmq
 
+from event_ingest.limits import Limits
 from event_ingest.pipeline import EventPath
 from event_ingest.recorder import record
 from event_ingest.replaying import replay_recording
 from event_ingest.sockets import AddressError, for_rank, port_of
-from event_ingest.stream import END_MARKER, Limits
+from event_ingest.stream import END_MARKER
 from event_ingest.subscriber import Subscriber
 from fleet.endpoint import Endpoint
 from indexer.block_key import block_keys, root_key

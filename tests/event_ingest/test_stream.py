@@ -2,7 +2,9 @@
 
 import pytest
 
-from event_ingest.stream import Apply, AskReplay, DropAll, Effect, Limits, Lost, SetTrust, State, Stream
+from event_ingest.effects import Apply, AskReplay, DropAll, Effect, Lost, SetTrust
+from event_ingest.limits import Limits
+from event_ingest.stream import State, Stream
 from indexer.trust import Reason
 
 LIMITS = Limits(answer_timeout_s=2.0, questions=3, waiting=5, remembered=100, confirm_above=7, probe_idle_s=10.0)

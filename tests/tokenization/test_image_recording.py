@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
+from event_ingest.limits import Limits
 from event_ingest.pipeline import EventPath
 from event_ingest.recording import read
 from event_ingest.replaying import Outcomes, replay_recording
-from event_ingest.stream import Limits
 from indexer.block_key import block_keys, media_extras, root_key
 from indexer.index import Index
 from tests.tokenization.conftest import REPOSITORY
