@@ -58,14 +58,16 @@ class StaticDiscovery(Discovery, type="static-discovery"):
         def __post_init__(self) -> None:
             document = collect((f"endpoints[{index}]", entry) for index, entry in enumerate(self.endpoints))
             if document.problems:
-                raise ValueError("; ".join(document.problems))
+                raise ValueError("\n".join(document.problems))
 
     parameters: Parameters
 
+    def endpoints(self) -> list[Endpoint]:
+        """All of them, ranks expanded."""
+        return collect((f"endpoints[{at}]", entry) for at, entry in enumerate(self.parameters.endpoints)).endpoints
+
     async def changes(self) -> AsyncIterator[Found]:
-        yield Found(
-            collect((f"endpoints[{index}]", entry) for index, entry in enumerate(self.parameters.endpoints)).endpoints
-        )
+        yield Found(self.endpoints())
 
 
 class FileDiscovery(Discovery, type="file-discovery"):

@@ -103,11 +103,12 @@ def collect(entries: Iterable[tuple[str, Entry]]) -> Document:
             for endpoint in expanded:
                 if (endpoint.namespace, endpoint.name) in names:
                     raise ValueError(
-                        f"{at}: the name {endpoint.name!r} is taken by {names[endpoint.namespace, endpoint.name]}"
+                        f"{at}.name: {endpoint.name!r} is taken by {names[endpoint.namespace, endpoint.name]}"
                     )
                 if (endpoint.address, endpoint.rank) in addresses:
                     other = addresses[endpoint.address, endpoint.rank]
-                    raise ValueError(f"{at}: {endpoint.address} rank {endpoint.rank} is already {other}")
+                    rank = f" rank {endpoint.rank}" if endpoint.rank or entry.data_parallel_size else ""
+                    raise ValueError(f"{at}.port: {endpoint.address}{rank} is already {other}")
         except ValueError as error:
             problems.append(str(error))
             continue
@@ -185,6 +186,10 @@ def _socket(value: int | str | None, host: str, offset: int, at: str, *, may_bin
     if isinstance(value, int) or value.isdecimal():
         value = f"tcp://{host}:{_port(value, at)}"
     bind = "bind:" if may_bind and value.startswith("bind:") else ""
+    if not bind and (wildcard := re.fullmatch(r"tcp://(?:\*|0\.0\.0\.0|\[::\]):(\d+)", value)):
+        raise ValueError(
+            f"{at}: {value!r} is where an engine listens; write its port, {wildcard[1]}, or tcp://HOST:{wildcard[1]}"
+        )
     found = re.fullmatch(r"tcp://(\[[0-9a-fA-F:.]+\]|[^:/\s]+):(\d{1,5})", value.removeprefix(bind))
     if found is None:
         forms = "a port, tcp://host:port" + (" or bind:tcp://host:port" if may_bind else "")

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import msgspec
 
+from fleet.discovery import StaticDiscovery
 from fleet.fleet import Fleet
 from fleet.plugin import Discovery, Plugin, ProfileHandler
 from gateway import config_wiring as wiring
@@ -131,7 +132,12 @@ def load_source(source: Source) -> LoadedConfig:
     failed = load_plugin_modules()
     decoder = Decoder(source)
     if not isinstance(source.value, dict):
-        raise ConfigError([source.problem((), f"expected a mapping that begins with 'apiVersion: {API_VERSION}'")])
+        got = "an empty file" if source.value is None else "a list" if isinstance(source.value, list) else "a value"
+        message = f"expected a mapping that begins with 'apiVersion: {API_VERSION}', got {got}"
+        raise ConfigError([source.problem((), message)])
+    if source.value.get("kind") == "ConfigMap":
+        message = "expected 'EndpointPickerConfig', got 'ConfigMap': write what is under its data to a file of its own"
+        raise ConfigError([source.problem(("kind",), message)])
     document = decoder.salvage(source.value, Document, ())
     if document is None:  # a required key is missing or hopeless; nothing below would make sense
         raise ConfigError(decoder.problems)
@@ -152,6 +158,7 @@ def load_source(source: Source) -> LoadedConfig:
     handler = wiring.handler(profiles, plugins)
     _check_models(document.warmroute, plugins)
     _check_ports(document.warmroute, plugins)
+    _check_sockets(plugins)
     has_tokenizers = any(model and model.tokenizer for model in document.warmroute.models.values())
     token_producer = wiring.token_producer(plugins, has_tokenizers)
     if token_producer.parameters.local:
@@ -226,6 +233,27 @@ def _check_ports(settings: Settings, plugins: Plugins) -> None:
             )
 
 
+def _check_sockets(plugins: Plugins) -> None:
+    """Two endpoints on one event address share one engine's cache, whatever the other one holds."""
+    for name, discovery in plugins.of(StaticDiscovery).items():
+        taken: dict[str, str] = {}
+        for endpoint in discovery.endpoints():
+            for key, address in (("events", endpoint.events), ("replay", endpoint.replay)):
+                if address is None:
+                    continue
+                mine = f"{endpoint.name}'s {key}"
+                if (other := taken.setdefault(address.removeprefix("bind:"), mine)) == mine:
+                    continue
+                entries = discovery.parameters.endpoints
+                index = next(
+                    at for at, it in enumerate(entries) if endpoint.name in (it.name, f"{it.name}-rank-{endpoint.rank}")
+                )
+                at = (*plugins.at[name], "parameters", "endpoints", index, key)
+                plugins.warn(
+                    at, f"{address} is {other} too; every engine and rank publishes and replays on ports of its own"
+                )
+
+
 def _check_models(settings: Settings, plugins: Plugins) -> None:
     report, names = plugins.decoder.report, dict.fromkeys(settings.models, "a model's name")
     models: Mapping[str, Model | None] = settings.models
@@ -242,7 +270,9 @@ def _check_models(settings: Settings, plugins: Plugins) -> None:
 
 
 def _check_tokenizer(path: str, at: tuple[str | int, ...], decoder: Decoder) -> None:
-    if not Path(path).is_dir():
+    if Path(path).is_file():
+        decoder.report(at, f"{path} is a file; expected the directory that holds it")
+    elif not Path(path).is_dir():
         decoder.report(at, f"no directory {path}, and no such model in the local Hugging Face cache")
     elif not any((Path(path) / name).is_file() for name in ("tokenizer.json", "tokenizer.json.xz")):
         decoder.report(at, f"{path} holds no tokenizer.json or tokenizer.json.xz")

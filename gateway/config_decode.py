@@ -11,7 +11,7 @@ import math
 import os
 import re
 import types
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal, TypeAlias, TypeVar, Union, get_args, get_origin
 
 import msgspec
@@ -79,6 +79,17 @@ class Decoder:
     def report(self, at: At, message: str) -> None:
         self.problems.append(self.source.problem(at, message))
 
+    def refuse(self, at: At, text: str) -> None:
+        """Report what a part's own code says about it: a problem per line, each at the key that the line begins with
+        (`endpoints[1].port: ...`), if that is written there."""
+        for line in text.splitlines():
+            path, colon, message = line.partition(": ")
+            keys = tuple(int(key) if key.isdecimal() else key for key in re.findall(r"[^.\[\]]+", path))
+            if colon and keys and (*at, keys[0]) in self.source.places:
+                self.report((*at, *keys), message)
+            else:
+                self.report(at, line)
+
     def resolve(self, path: str) -> str:
         """A path as written in the document, from the document's folder."""
         return os.path.normpath(os.path.join(os.path.dirname(self.source.file), path))
@@ -118,7 +129,8 @@ class Decoder:
         if isinstance(kind, type) and issubclass(kind, msgspec.Struct):
             return self._struct(value, kind, at, any_case)
         if origin in (list, tuple, set, frozenset) and (origin is not tuple or args[1:] == (...,)):
-            return self._list(value, origin, args[0], at, any_case)
+            least = max((meta.min_length or 0 for meta in metas if isinstance(meta, msgspec.Meta)), default=0)
+            return self._list(value, origin, args[0], at, any_case, least)
         if origin in (dict, Mapping):
             return self._dict(value, args, at, any_case)
         if origin is Literal:
@@ -159,11 +171,13 @@ class Decoder:
         try:
             return kind(**decoded)
         except (ValueError, TypeError) as error:  # a struct's own __post_init__ refuses the combination
-            return self.report(at, str(error))
+            return self.refuse(at, str(error))
 
-    def _list(self, value: Any, make: Any, item: Any, at: At, any_case: bool) -> Any:
+    def _list(self, value: Any, make: Any, item: Any, at: At, any_case: bool, least: int) -> Any:
         if not isinstance(value, list):
             return self.report(at, f"expected a list, got {_describe(value)}")
+        if len(value) < least:
+            return self.report(at, f"expected a list of at least {least}, got {len(value) or 'an empty one'}")
         return make(self._value(entry, item, (*at, index), any_case) for index, entry in enumerate(value))
 
     def _dict(self, value: Any, args: tuple[Any, ...], at: At, any_case: bool) -> Any:
@@ -207,7 +221,7 @@ class Decoder:
         try:
             return str(find_model_directory(name))
         except FileNotFoundError:
-            return path  # whoever uses it says that it is missing
+            return path  # whoever uses it says what is wrong with it
 
     def _leaf(self, value: Any, kind: Any, at: At, *, lax: bool = False) -> Any:
         try:
@@ -220,6 +234,8 @@ class Decoder:
         except msgspec.ValidationError as error:
             message, _, inside = str(error).partition(" - at `$")
             message = message.replace("`", "")
+            if not inside and (types_ := re.fullmatch(r"Expected ([a-z| ]+), got [a-z]+", message)):
+                return self.report(at, _expected(types_[1].split(" | "), at, value))
             wrong = f"{message[0].lower()}{message[1:]}"
             where = f" (at {inside.rstrip('`')})" if inside else ""
             return self.report(at, f"{wrong}: {value!r}{where}")
@@ -238,6 +254,20 @@ def _unknown(key: str, fields: Mapping[str, Any]) -> str:
         return "not a known key: nothing can be set here"
     near = did_you_mean(key, fields)
     return f"not a known key{near}" if near else f"not a known key; known are {', '.join(sorted(fields))}"
+
+
+def _expected(kinds: Sequence[str], at: At, value: Any) -> str:
+    """What a value of another type should have been, in the words of people who write YAML."""
+    key = next((part for part in reversed(at) if isinstance(part, str)), "")
+    unit = " of milliseconds, without a unit" if key.endswith("Ms") or key.lower().endswith("_ms") else ""
+    names = {"int": f"a whole number{unit}", "float": f"a number{unit}", "bool": "true or false", "str": "text"}
+    wanted = " or ".join(names.get(kind, kind) for kind in kinds if kind != "null")
+    hint = ""
+    if isinstance(value, str) and "int" in kinds and value.isdecimal():
+        hint = "; write it without quotes"
+    elif isinstance(value, int | float) and kinds[0] == "str":
+        hint = "; write it in quotes"
+    return f"expected {wanted}, got {_describe(value)}{hint}"
 
 
 def _describe(value: Any) -> str:

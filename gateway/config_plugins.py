@@ -56,6 +56,7 @@ class Plugins:
             else:
                 self.at[name] = at
                 self._make(name, entry, at)
+                self._explain_misplaced(name, entry, at)
 
     def inject(self, type_: str, kind: type[P], at: At = ()) -> P:
         """An instance of `type_` with defaults, named like its type; the existing one where there is one of that kind."""
@@ -93,10 +94,21 @@ class Plugins:
             self.instances[name] = kind(name, self._placed(parameters))
         except Exception as error:  # noqa: BLE001 - anybody's code; a ValueError says what is wrong with the parameters
             message = str(error) if isinstance(error, ValueError) else f"{entry.type!r} cannot be made: {error!r}"
-            self.decoder.report((*at, "parameters"), message)
+            self.decoder.refuse((*at, "parameters"), message)
             self._broken[name] = kind
             return
         self._broken.pop(name, None)  # guessed from an earlier misspelt entry, and here it is after all
+
+    def _explain_misplaced(self, name: str, entry: PluginEntry, at: At) -> None:
+        """Parameters that are written beside `parameters:`: what to do about them, and nothing else about their plugin."""
+        kind = registered().get(entry.type)
+        known = {field.encode_name.lower() for field in msgspec.structs.fields(kind.Parameters)} if kind else set()
+        for index, problem in enumerate(self.decoder.problems):
+            *parent, key = problem.at or ("",)
+            if (*parent,) == at and str(key).lower() in known:
+                message = f"a parameter of {entry.type!r}; write it under 'parameters:', indented further than that"
+                self.decoder.problems[index] = msgspec.structs.replace(problem, message=message)
+                self._broken[name] = kind
 
     def _unknown(self, name: str, entry: PluginEntry, at: At) -> None:
         """Report a type that there is not. What refers to the type that was meant is then no second problem."""
@@ -140,6 +152,8 @@ class Plugins:
         instance = self.instances.get(name)
         if instance is None:
             known = [*self.instances, *(it for it in self._broken if it not in self._no_names)]
+            if name in registered():
+                raise LookupError(f"no plugin named {name!r}; declare it: add '- type: {name}' to plugins")
             raise LookupError(f"no plugin named {name!r}{did_you_mean(name, known)}")
         if not isinstance(instance, kind):
             wanted = wanted or "a" + re.sub(r"(?=[A-Z])", " ", kind.__name__).lower()

@@ -106,8 +106,7 @@ def read(text: str, file: str) -> Source:
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         line, column = (mark.line + 1, mark.column + 1) if mark else (None, None)
-        message = ", ".join(part for part in (error.context, error.problem) if part)
-        raise ConfigError([Problem(file, (), f"not YAML: {message}", line, column)]) from error
+        raise ConfigError([Problem(file, (), f"not YAML: {_syntax(error)}", line, column)]) from error
     except yaml.YAMLError as error:  # the reader's errors carry no mark
         raise ConfigError([Problem(file, (), f"not YAML: {error}")]) from error
     except RecursionError as error:
@@ -117,6 +116,25 @@ def read(text: str, file: str) -> Source:
     if walk.problems:
         raise ConfigError(walk.problems)
     return Source(file, value, walk.places)
+
+
+def _syntax(error: yaml.MarkedYAMLError) -> str:
+    """What is wrong with the text, and what would be right where that is known."""
+    problem = error.problem or ""
+    since = f" that begins on line {error.context_mark.line + 1}" if error.context_mark else ""
+    if "'\\t'" in problem:
+        return "a tab; indent with spaces"
+    if problem.startswith("expected <block end>"):
+        found = problem.rpartition("found ")[2]
+        what = {"'<scalar>'": "text", "'?'": "a key", "'<block mapping start>'": "a key"}.get(found, found)
+        return f"{what} does not fit here, in the block{since}: indent it like the lines it belongs to"
+    if problem == "mapping values are not allowed here":
+        return "no key may stand here: indent the line like the lines it belongs to, and quote text that contains ': '"
+    if problem.startswith("could not find expected ':'"):
+        return f"a key{since} has no ':' behind it"
+    if error.context and error.context.startswith("expected a single document"):
+        return "a second document begins here ('---'); one file holds one configuration"
+    return ", ".join(part for part in (error.context, problem) if part)
 
 
 class _CoreLoader(yaml.SafeLoader):

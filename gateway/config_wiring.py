@@ -3,6 +3,9 @@
 from collections.abc import Sequence
 from typing import Any
 
+from deciders.cost_pd_decider import CostPdDecider
+from deciders.isl_bounding_pd_decider import IslBoundingPdDecider
+from deciders.lookup_table_pd_decider import LookupTablePdDecider
 from fleet.plugin import Decider, Discovery, Filter, Picker, Plugin, Producer, ProfileHandler, Scorer
 from gateway.burst_producer import BurstPrefixCacheProducer
 from gateway.config_document import Document, ProfileEntry, Ref, WeightedRef
@@ -34,6 +37,8 @@ DEFAULT_DETECTOR = "utilization-detector"
 DEFAULT_MATCH = ApproxPrefixCacheProducer.type
 NO_MATCHES = (TokenProducer, InFlightLoadProducer, SessionIdProducer, P2PSourceProducer)
 """Producers of something else."""
+TAKE_THE_DEFAULT = (P2PSourceProducer, ExpectedWorkScorer, CostPdDecider, IslBoundingPdDecider, LookupTablePdDecider)
+"""Readers of matches that do not come with a producer of their own: nobody expects another one than the precise one."""
 INJECTED_PRODUCERS = (DEFAULT_MATCH, "inflight-load-producer", "token-producer")
 
 
@@ -166,8 +171,9 @@ def producers(plugins: Plugins) -> str:
         return DEFAULT_MATCH
     precise = next(iter(plugins.of(PrecisePrefixCacheProducer)), None)
     if precise:
-        for _, at in unnamed:
-            plugins.warn(at, f"not given: {precise!r} is used (llm-d would create an approximate producer instead)")
+        for name, at in unnamed:
+            if not isinstance(plugins.instances[name], TAKE_THE_DEFAULT):
+                plugins.warn(at, f"not given: {precise!r} is used (llm-d would create an approximate producer instead)")
         return precise
     approximate = next(iter(plugins.of(ApproxPrefixCacheProducer)), None)
     if approximate:

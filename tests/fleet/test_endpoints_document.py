@@ -52,7 +52,7 @@ def test_what_is_no_endpoints_document_is_an_error_that_names_the_file(text: str
             "endpoints[1].events: expected a port",
         ),
         ("address: 10.0.0.1, rank: 1, dataParallelSize: 2", "exclude each other"),
-        ("address: 10.9.9.9", "10.9.9.9:8000 rank 0 is already endpoints[0]"),
+        ("address: 10.9.9.9", ".port: 10.9.9.9:8000 is already endpoints[0]"),
         ("address: 10.0.0.1, rank: -1", "endpoints[1].rank"),
     ],
 )
@@ -62,7 +62,7 @@ def test_a_bad_entry_costs_itself_and_says_where_and_what_would_be_right(entry: 
 
 def test_a_name_is_unique_within_its_namespace_only() -> None:
     same = parse("endpoints: [{name: a, address: 10.0.0.1}, {name: a, address: 10.0.0.2}]", "f")
-    assert "the name 'a' is taken by endpoints[0]" in same.problems[0]
+    assert "endpoints[1].name: 'a' is taken by endpoints[0]" in same.problems[0]
     other = parse("endpoints: [{name: a, address: 10.0.0.1}, {name: a, namespace: x, address: 10.0.0.2}]", "f")
     assert not other.problems
 
@@ -84,6 +84,14 @@ def test_an_event_port_means_the_same_host_and_an_address_is_taken_as_it_is() ->
     assert (endpoint.events, endpoint.replay) == ("tcp://10.0.0.1:5557", "tcp://10.0.0.7:5558")
     (bound,) = parse("endpoints: [{name: a, address: 10.0.0.1, events: 'bind:tcp://*:5557'}]", "f").endpoints
     assert bound.events == "bind:tcp://*:5557"
+
+
+@pytest.mark.parametrize("key", ["events", "replay"])
+@pytest.mark.parametrize("host", ["*", "0.0.0.0", "[::]"])
+def test_an_engines_own_listening_address_is_no_address_to_connect_to(key: str, host: str) -> None:
+    (problem,) = parse(f"endpoints: [{{name: a, address: 10.0.0.1, {key}: 'tcp://{host}:5557'}}]", "f").problems
+    assert problem.startswith(f"f: endpoints[0].{key}: 'tcp://{host}:5557' is where an engine listens")
+    assert "write its port, 5557" in problem
 
 
 def test_ranks_expand_into_endpoints_with_ports_that_count_up() -> None:

@@ -44,7 +44,7 @@ def test_every_problem_is_reported_with_its_own_line() -> None:
         "dir/a.yaml:3: mode: expected one of 'fast', 'slow', got 'fats'; did you mean 'fast'?",
         "dir/a.yaml:5: inner[0].size: expected int >= 1: 0",
         "dir/a.yaml:6: inner[1]: 'name' is missing",
-        "dir/a.yaml:7: either: expected int | str, got array: []",
+        "dir/a.yaml:7: either: expected a whole number or text, got a list",
     ]
 
 
@@ -56,6 +56,50 @@ def test_a_wrong_shape_says_what_was_expected() -> None:
 
 def test_a_structs_own_rule_is_a_problem_at_the_struct() -> None:
     assert decode("mode: slow\ntimeout: 10ms")[1] == ["dir/a.yaml:1: slow needs a timeout of at least 1s"]
+
+
+class Limits(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    window_ms: int = 1
+    port: int | None = None
+    share: float = 0.0
+    safe: bool = True
+    seed: str | None = None
+    names: Annotated[tuple[str, ...], msgspec.Meta(min_length=1)] = ("a",)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("windowMs: 100ms", "windowMs: expected a whole number of milliseconds, without a unit, got '100ms'"),
+        ("port: '9090'", "port: expected a whole number, got '9090'; write it without quotes"),
+        ("port: 1.5", "port: expected a whole number, got 1.5"),
+        ("share: half", "share: expected a number, got 'half'"),
+        ("safe: yes", "safe: expected true or false, got 'yes'"),
+        ("seed: 42", "seed: expected text, got 42; write it in quotes"),
+        ("names: []", "names: expected a list of at least 1, got an empty one"),
+    ],
+)
+def test_a_value_of_another_type_is_told_in_words_and_with_its_unit(text: str, message: str) -> None:
+    decoder = Decoder(source := read(text, "a.yaml"))
+    assert decoder.decode(source.value, Limits, ()) is None
+    assert [str(problem) for problem in decoder.problems] == [f"a.yaml:1: {message}"]
+
+
+class Pair(msgspec.Struct, frozen=True, kw_only=True):
+    items: list[dict[str, int]]
+
+    def __post_init__(self) -> None:
+        raise ValueError("items[1].port: already taken\nitems[0]: odd\nitems are: no path")
+
+
+def test_what_a_structs_own_rule_says_of_a_key_is_a_problem_on_the_line_of_that_key() -> None:
+    decoder = Decoder(source := read("items:\n- {port: 1}\n- name: 3\n  port: 1\n", "a.yaml"))
+    assert decoder.decode(source.value, Pair, ()) is None
+    assert [str(problem) for problem in decoder.problems] == [
+        "a.yaml:4: items[1].port: already taken",
+        "a.yaml:2: items[0]: odd",
+        "a.yaml:1: items are: no path",
+    ]
 
 
 def test_numbers_do_not_pass_for_durations() -> None:

@@ -22,7 +22,21 @@ def test_all_duplicate_keys_are_reported_not_only_the_first() -> None:
 
 
 def test_several_documents_in_one_file_are_refused() -> None:
-    assert "not YAML" in problems_of("a: 1\n---\na: 2\n")[0]
+    assert "not YAML: a second document begins here" in problems_of("a: 1\n---\na: 2\n")[0]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("a:\n- b: 1\n  - c: 2\n", "3: not YAML: '-' does not fit here, in the block that begins on line 2: indent it"),
+        ("a:\n  b: 1\n c: 2\n", "3: not YAML: a key does not fit here, in the block that begins on line 1: indent it"),
+        ("a: 1\n  b: 2\n", "2: not YAML: no key may stand here: indent the line"),
+        ("a:\n\tb: 2\n", "2: not YAML: a tab; indent with spaces"),
+        ("a: 1\nb\nc: 2\n", "3: not YAML: a key that begins on line 2 has no ':' behind it"),
+    ],
+)
+def test_wrong_indentation_is_told_with_its_line_and_what_would_be_right(text: str, message: str) -> None:
+    assert problems_of(text)[0].startswith(f"a.yaml:{message}")
 
 
 def test_tags_that_construct_objects_are_refused() -> None:
