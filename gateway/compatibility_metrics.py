@@ -135,7 +135,7 @@ class CompatibilityMetrics(Collector):
         index = self._picture.index()
         found["prefix_indexer_size"].append(((PRODUCER, PRODUCER), index.entries))
         found["info"].append(((version("warmroute"), "warmroute"), 1))
-        for labels, count in self._running.items():
+        for labels, count in dict(self._running).items():
             found["request_running"].append((labels, count))
         histograms = self._of_histograms(found)
         for row in ROWS:
@@ -205,7 +205,7 @@ class CompatibilityMetrics(Collector):
         for sample in _samples(metrics.decisions):
             host, _, port = sample[0]["endpoint"].rpartition(":")
             found["scheduler_attempts_total"].append((("success", "", sample[0]["endpoint"], host, port), sample[1]))
-        for model, count in self._failed_attempts.items():
+        for model, count in dict(self._failed_attempts).items():
             found["scheduler_attempts_total"].append((("failure", model, "", "", ""), count))
         found["scheduler_attempts_total"] = _summed(found["scheduler_attempts_total"])
         waits = _merged(metrics.queue_wait, lambda labels: (QUEUE_OUTCOMES.get(labels["outcome"], "RejectedOther"),))

@@ -4,6 +4,8 @@ Admin endpoints read; only the log level can be changed. They listen on loopback
 is needed (`admin_access`).
 """
 
+import asyncio
+import concurrent.futures
 import logging
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -21,16 +23,25 @@ State = Callable[[], dict[str, Any]]
 
 
 def metrics_app(registry: CollectorRegistry, ready: Callable[[], bool]) -> web.Application:
-    """GET /metrics and GET /healthz (200 while the gateway takes requests, 503 while it drains)."""
+    """GET /metrics and GET /healthz (200 while the gateway takes requests, 503 while it drains).
+
+    The page is written in a thread of its own, one at a time: what is registered must bear being collected there.
+    """
+    writer = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="metrics-page")
 
     async def metrics(_: web.Request) -> web.Response:
-        return web.Response(body=generate_latest(registry), headers={"Content-Type": CONTENT_TYPE_LATEST})
+        body = await asyncio.get_running_loop().run_in_executor(writer, generate_latest, registry)
+        return web.Response(body=body, headers={"Content-Type": CONTENT_TYPE_LATEST})
+
+    async def close(_: web.Application) -> None:
+        writer.shutdown(wait=False, cancel_futures=True)
 
     async def healthz(_: web.Request) -> web.Response:
         up = ready()
         return web.Response(text="ok\n" if up else "draining\n", status=200 if up else 503)
 
     app = web.Application()
+    app.on_cleanup.append(close)
     app.router.add_get("/metrics", metrics)
     app.router.add_get("/healthz", healthz)
     return app

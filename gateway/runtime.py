@@ -58,6 +58,7 @@ from gateway.producer_wiring import bursts_of, index_of, predicted_of, producers
 from gateway.producers import Producers
 from gateway.request_path import RequestPath, Settings
 from gateway.restart_only import needs_restart
+from gateway.scrape_view import ScrapeView
 from gateway.served_models import ServedModels
 from gateway.template_knowledge import TemplateKnowledge
 from gateway.tokenizers import TokenizerError, Tokenizers
@@ -97,7 +98,6 @@ class Gateway:
         self.predicted = predicted_of(config)
         self.streams = EventStreams(self.fleet, self.index, self.models, config, self.predicted)
         self.picture = GatewayPicture(self.fleet, self.index, self.streams)
-        self.registry.register(PictureCollector(self.picture))
         self._tracing: Tracing = OtlpTracing(settings.tracing.endpoint) if settings.tracing.enabled else NoTracing()
         self._tokenizers = Tokenizers()
         self._understanding = Understanding(
@@ -165,9 +165,11 @@ class Gateway:
             predicted=self.predicted,
             dynamo=self.streams.dynamo,
         )
-        self.registry.register(PartCollector(parts))
+        self._scraped = ScrapeView(self.picture, parts)
+        self.registry.register(PictureCollector(self._scraped))
+        self.registry.register(PartCollector(self._scraped))
         if settings.compatibility_metrics:
-            CompatibilityMetrics(self.registry, self.metrics, self.picture, parts)
+            CompatibilityMetrics(self.registry, self.metrics, self._scraped, self._scraped)
         self._server: Server | None = None
         self._pages: list[BoundApp] = []
         self._tasks: list[asyncio.Task[None]] = []
@@ -356,6 +358,7 @@ class Gateway:
 
     async def _open_pages(self) -> None:
         settings = self._config.settings
+        self._scraped.bind(asyncio.get_running_loop())
         wanted = [(metrics_app(self.registry, lambda: self._serving), settings.metrics_listen, settings.metrics_port)]
         if settings.admin_port is not None:
             pages = [
