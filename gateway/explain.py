@@ -115,8 +115,11 @@ def explanation_text(told: dict[str, Any]) -> str:
         lines.append(f"{plugin}: {what}  {_numbers_text(hint['numbers'])}".rstrip())
     for name, profile in told["profiles"].items():
         lines += ["", f"profile {name}: picked {', '.join(profile['picked']) or 'nobody'}"]
-        lines += [_candidate_text(candidate) for candidate in profile["candidates"]]
-        lines += [f"  {endpoint:<20} removed by {by}" for endpoint, by in profile["removed"].items()]
+        width = max(
+            (len(it) for it in (*(c["endpoint"] for c in profile["candidates"]), *profile["removed"])), default=0
+        )
+        lines += [_candidate_text(candidate, width) for candidate in profile["candidates"]]
+        lines += [f"  {endpoint:<{width}}  removed by {by}" for endpoint, by in profile["removed"].items()]
     return "\n".join(lines)
 
 
@@ -124,15 +127,17 @@ def _numbers_text(numbers: dict[str, float]) -> str:
     return "  ".join(f"{name}={number:g}" for name, number in numbers.items())
 
 
-def _candidate_text(candidate: dict[str, Any]) -> str:
-    scores = "  ".join(f"{name}={it['score']:.3f}x{it['weight']:g}" for name, it in candidate["scores"].items())
+def _candidate_text(candidate: dict[str, Any], width: int) -> str:
+    scores = " + ".join(f"{name} {it['score']:.3f} x {it['weight']:g}" for name, it in candidate["scores"].items())
     cached = max(candidate["cachedTokens"].values(), default=0.0)
-    line = f"  {candidate['endpoint']:<20} total {candidate['total']:.3f}  cached {cached:.0f}"
+    line = f"  {candidate['endpoint']:<{width}}  total {candidate['total']:.3f}"
+    line += f" = {scores}" if scores else ""
+    line += f"; {cached:.0f} tokens cached"
     if "trust" in candidate:
-        line += f" ({candidate['trust']})"
+        line += f" (stream {candidate['trust']})"
     if (work := candidate.get("work")) is not None:
-        line += f"  own {work['own_s'] * 1e3:.1f} ms, backlog {work['backlog_s'] * 1e3:.1f} ms"
-    return f"{line}  {scores}".rstrip()
+        line += f"; {work['backlog_s'] * 1e3:.1f} ms of work before it, {work['own_s'] * 1e3:.1f} ms of its own"
+    return line
 
 
 def _burst(assigned: Assigned) -> dict[str, Any]:

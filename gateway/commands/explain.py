@@ -53,8 +53,10 @@ def command(
     if as_json:
         click.echo(msgspec.json.format(msgspec.json.encode(told), indent=2))
         return
+    if dump is None:
+        click.echo("without --state: an idle fleet with empty caches, whose event streams are unknown", err=True)
     if told["blind"]:
-        click.echo(f"routed by load only: {told['blind']}")
+        click.echo(f"routed by load only: {told['blind']} (docs/troubleshooting.md#blind-{told['blind']})")
     click.echo(explanation_text(told))
 
 

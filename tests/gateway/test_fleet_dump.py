@@ -182,6 +182,12 @@ def test_without_a_dump_the_configured_fleet_is_idle_and_empty(tmp_path: Path) -
     assert told["blind"] is None
 
 
+def test_without_a_dump_people_are_told_what_fleet_was_asked_and_which_page_knows_a_reason(tmp_path: Path) -> None:
+    assert "without --state: an idle fleet with empty caches" in run(tmp_path, CHAT).stderr
+    tiny = {"model": "m", "messages": [{"role": "user", "content": [{"type": "input_audio", "input_audio": {}}]}]}
+    assert "routed by load only: media (docs/troubleshooting.md#blind-media)" in run(tmp_path, tiny).stdout
+
+
 def test_with_a_dump_the_decision_is_the_one_of_that_moment(tmp_path: Path, fleet: Fleet) -> None:
     tokenizer = LocalTokenizer.from_directory(QWEN3)
     ids = tokenizer.tokenize("/v1/chat/completions", CHAT).token_ids
@@ -201,7 +207,14 @@ def test_with_a_dump_the_decision_is_the_one_of_that_moment(tmp_path: Path, flee
     text = run(tmp_path, CHAT, state=state).output
     assert "goes to d1 rank 1 (10.0.0.3:8000)" in text
     assert "prefill? prefix-based-pd-decider says no: cached" in text
-    assert "p0                   removed by decode-filter" in text
+    assert "  p0         removed by decode-filter\n" in text
+    (line,) = (it for it in text.splitlines() if it.startswith("  d1 rank 1  total"))
+    scores = [f"{name} {it['score']:.3f} x {it['weight']:g}" for name, it in best["scores"].items()]
+    assert (
+        f"total {best['total']:.3f} = {' + '.join(scores)}; {len(ids) // 16 * 16} tokens cached (stream exact)" in line
+    )
+    assert line.endswith(f"ms of work before it, {best['work']['own_s'] * 1e3:.1f} ms of its own")
+    assert "without --state" not in text
 
 
 async def test_the_page_bounds_what_it_is_asked_for(fleet: Fleet) -> None:
