@@ -177,6 +177,7 @@ class RequestPath:
         return await self.room.admit(
             look=lambda: self._look(head, ask, keys, assigned),
             answer=lambda look: self._explained(head, look, lambda: self._answer(head, ask, look, keys, span)),
+            refuse=lambda rejected: self._refused(head, rejected, lambda: self._look(head, ask, keys, assigned)),
         )
 
     async def _burst(self, head: Head, ask: Ask, keys: Keys) -> Mapping[str, Assigned]:
@@ -248,6 +249,20 @@ class RequestPath:
         except Exception:
             log.exception("explain_failed request_id=%s", head.request_id)
             return given
+
+    def _refused(self, head: Head, rejected: Rejected, look: Callable[[], Look]) -> Decided | Rejected:
+        """Keep where a request would have gone that the queue turns away, and what stood before it there."""
+        if self.decisions is None:
+            return rejected
+        try:
+            seen = look()
+        except Exception:
+            log.exception("explain_failed request_id=%s", head.request_id)
+            return rejected
+        outcome = Rejection(
+            status=rejected.status, reason=rejected.reason, message=rejected.message, runs=seen.outcome.runs
+        )
+        return self._explained(head, msgspec.structs.replace(seen, outcome=outcome), lambda: rejected)
 
     @staticmethod
     def _holds_prefix(request: Request, decision: Decision, found: Found | None, keys: Keys | None) -> bool:

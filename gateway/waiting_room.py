@@ -55,6 +55,12 @@ class Look(msgspec.Struct, frozen=True, kw_only=True):
 
 
 Answer = Callable[[Look], Decided | Rejected]
+Refuse = Callable[[Rejected], Decided | Rejected]
+"""Told what the queue says to somebody it turns away; returns what the client gets. It must not raise."""
+
+
+def _as_it_is(rejected: Rejected) -> Decided | Rejected:
+    return rejected
 
 
 def prompt_run(decision: Decision) -> Run:
@@ -67,10 +73,10 @@ def prompt_run(decision: Decision) -> Run:
 class _Guest:
     """One `decide` that waits."""
 
-    __slots__ = ("_answer", "_context", "_look", "arrived", "done", "waiting")
+    __slots__ = ("_answer", "_context", "_look", "_refuse", "arrived", "done", "waiting")
 
-    def __init__(self, look: Callable[[], Look], answer: Answer) -> None:
-        self._look, self._answer = look, answer
+    def __init__(self, look: Callable[[], Look], answer: Answer, refuse: Refuse) -> None:
+        self._look, self._answer, self._refuse = look, answer, refuse
         self._context = contextvars.copy_context()  # spans belong to this request, whoever makes it leave
         self.done: asyncio.Future[Decided | Rejected] = asyncio.get_running_loop().create_future()
         self.waiting: Waiting | None = None
@@ -81,6 +87,9 @@ class _Guest:
 
     def answer(self, look: Look) -> Decided | Rejected:
         return self._context.run(self._answer, look)
+
+    def refuse(self, rejected: Rejected) -> Decided | Rejected:
+        return self._context.run(self._refuse, rejected)
 
 
 class WaitingRoom:
@@ -118,13 +127,13 @@ class WaitingRoom:
         if guests:
             self._scan()
 
-    async def admit(self, look: Callable[[], Look], answer: Answer) -> Decided | Rejected:
+    async def admit(self, look: Callable[[], Look], answer: Answer, refuse: Refuse = _as_it_is) -> Decided | Rejected:
         """The request's answer, as soon as it may go. Cancelling takes it out, and back what was reserved for it."""
         seen = look()
         place, queue = self._place(seen), self._queue
         if place is None or queue is None or (not self._guests and queue.admits(place, self._clock())):
             return answer(seen)
-        guest = _Guest(look, answer)
+        guest = _Guest(look, answer, refuse)
         started = self._clock()
         outcome = "cancelled"
         try:
@@ -173,7 +182,7 @@ class WaitingRoom:
             guest.done.set_result(guest.answer(seen))
             return
         if self._closing:
-            guest.done.set_result(self._shutting_down())
+            guest.done.set_result(guest.refuse(self._shutting_down()))
             return
         now = self._clock()
         guest.arrived = now if guest.arrived is None else guest.arrived
@@ -249,7 +258,7 @@ class WaitingRoom:
         guest = self._guests[waiting]
         self._leave(guest)
         if not guest.done.done():
-            guest.done.set_result(answer)
+            guest.done.set_result(guest.refuse(answer))
         if self._quiet.allows(str(answer.reason), self._clock()):
             fields = (waiting.place.request.id, answer.reason, len(self._guests))
             log.warning("queue_rejected request_id=%s reason=%s waiting=%d", *fields)

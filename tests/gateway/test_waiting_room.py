@@ -16,6 +16,7 @@ from fleet.endpoint import Endpoint
 from fleet.fleet import Fleet
 from gateway.config import load_text
 from gateway.config_document import Model
+from gateway.decision_log import DecisionLog
 from gateway.extproc.decision import Decided, Head, Rejected
 from gateway.matching import Matcher
 from gateway.metrics import Metrics
@@ -130,6 +131,10 @@ class World:
         return self.metrics.registry.get_sample_value("warmroute_queue_wait_seconds_count", {"outcome": outcome}) or 0.0
 
 
+def broken_schedule(*_: Any, **__: Any) -> None:
+    raise RuntimeError("no cycle")
+
+
 def first_token(answer: Decided) -> None:
     assert answer.observer is not None
     answer.observer.response_headers(200, {"content-type": "text/event-stream"}, None)
@@ -241,6 +246,40 @@ async def test_the_time_limit_is_429_and_says_so() -> None:
     assert (answer.status, answer.reason) == (429, "rejected-ttl-expired")
     assert "0.1 s" in answer.message
     assert world.waits("rejected-ttl-expired") == 1
+
+
+async def test_who_is_turned_away_is_explained() -> None:
+    world = World("{maxRequests: 1, maxWait: 200ms}")
+    log = world.path.decisions = DecisionLog(world.fleet, lambda _: exact(0.0))
+    log.pricing = world.config.pricing
+    await world.occupied()
+    late = world.ask("late", x_warmroute_explain="1")
+    await world.waiting(1)
+    full = await world.ask("full", x_warmroute_explain="1")
+    for name, answer, reason in (("full", full, "rejected-saturated"), ("late", await late, "rejected-ttl-expired")):
+        assert isinstance(answer, Rejected)
+        assert 1 <= int(answer.headers["retry-after"]) <= 30
+        kept = log.find(name)
+        assert kept is not None
+        told = kept.told()
+        assert (told["rejected"]["status"], told["rejected"]["reason"]) == (429, reason)
+        [candidate] = told["profiles"]["default"]["candidates"]
+        assert candidate["work"]["backlog_s"] > 0.3
+        assert json.loads(answer.headers["x-warmroute-explain"])["profiles"] == told["profiles"]
+
+
+async def test_who_cannot_be_explained_is_turned_away_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World("{maxWait: 100ms}")
+    world.path.decisions = DecisionLog(world.fleet, lambda _: exact(0.0))
+    await world.occupied()
+    request = world.ask("r")
+    await world.waiting(1)
+    monkeypatch.setattr(world.path.scheduler, "schedule", broken_schedule)
+    monkeypatch.setattr(world.room.queue, "longest_unseen", lambda _: [])
+    async with asyncio.timeout(5):
+        answer = await request
+    assert isinstance(answer, Rejected)
+    assert answer.reason == "rejected-ttl-expired"
 
 
 async def test_shutting_down_answers_who_waits_and_lets_through_who_need_not() -> None:
