@@ -50,11 +50,14 @@ class Engine:
         need = -(-(len(submission.prompt) + len(submission.reply) - 1) // size)
         if need > self.pool.usable:
             raise ValueError(f"request {submission.id}: needs {need} blocks, the engine has {self.pool.usable}")
-        chain = HashChain(self.settings.recipe, submission.prompt, lora=submission.lora, salt=submission.salt)
-        sequence = Sequence(submission, chain, now)
+        sequence = Sequence(submission, self.chain(submission), now)
         self._sequences[submission.id] = sequence
         self.waiting.append(sequence)
         return sequence
+
+    def chain(self, submission: Submission) -> HashChain:
+        """The prompt's tokens with their hashes. A model that knows its blocks by other names has its own."""
+        return HashChain(self.settings.recipe, submission.prompt, lora=submission.lora, salt=submission.salt)
 
     def end(self, request_id: str, reason: FinishReason, now: float) -> None:
         """End a request from outside: the client went away ("abort"), or a stop string was seen ("stop").
@@ -213,12 +216,13 @@ class Engine:
         size = sequence.chain.block_tokens
         start = sequence.computed + len(hits) * size
         new = max(0, -(-(start + tokens) // size) - len(hits) - len(sequence.blocks))
-        if self.pool.needs(new, hits) > self.pool.free:
-            return False
-        self.pool.hold(hits)
-        sequence.blocks += hits
-        sequence.stored += len(hits)
-        sequence.blocks += self.pool.allocate(new)
+        if new or hits:
+            if self.pool.needs(new, hits) > self.pool.free:
+                return False
+            self.pool.hold(hits)
+            sequence.blocks += hits
+            sequence.stored += len(hits)
+            sequence.blocks += self.pool.allocate(new)
         sequence.computed = start if pull else start + tokens
         if not pull:
             self._store(sequence)
