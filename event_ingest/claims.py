@@ -1,6 +1,7 @@
 """Which router keys are held in which tiers, and what the index has to be told of it.
 
-Several engine blocks may claim a key: copies of one content under different engine hashes, or blocks that begin alike. A
+A block claims the keys that lie in it alone in the tiers in which it is present, a span the key over several blocks where
+all of them are. So several may claim a key: copies of one content under different engine hashes, or blocks that begin alike. A
 key is held in a tier while anything claims it there; only the first claim and the end of the last one change the index.
 
 A held key whose parent is not held is a *hole*: no prefix reaches it. While there are none the index may search by halves
@@ -9,8 +10,9 @@ A held key whose parent is not held is a *hole*: no prefix reaches it. While the
 
 from collections.abc import Iterable
 
-from event_ingest.chain import Key
-from event_ingest.operations import Changes, Clear, Dense, Operation, bits
+from event_ingest.chain import Block, Key
+from event_ingest.operations import Changes, Clear, Dense, Operation, bits, meet
+from indexer.hybrid import group_key
 
 _BITS = 32  # per tier in a number of claims
 _COUNT = (1 << _BITS) - 1
@@ -28,6 +30,34 @@ class Claims:
         self._changes = Changes()
         self._dense = True
         self._holed = False  # whether there was a hole since the last `take`
+
+    def present(self, block: Block, mask: int) -> None:
+        """A block is present in other tiers than before: so are the keys in it, and perhaps those over it."""
+        old, block.mask = block.mask, mask
+        for key in block.keys:
+            self.change(key, old, mask)
+        for span in block.spans or ():
+            joint = meet([part.mask for part in span.parts])
+            if joint != span.mask:
+                self.change(span.key, span.mask, joint)
+                span.mask = joint
+
+    def present_in_group(self, block: Block, group: int, mask: int) -> None:
+        """The same for a group whose blocks count at the end of a hit only."""
+        masks = block.tails or {}
+        old = masks.get(group, 0)
+        if mask == old:
+            return
+        masks[group] = mask
+        block.tails = masks
+        for key in block.keys:
+            self.change_group_key(group_key(key.key, group), old, mask)
+        for span in block.spans or ():
+            joint = meet([(part.tails or {}).get(group, 0) for part in span.parts])
+            before = (span.tails or {}).get(group, 0)
+            if joint != before:
+                self.change_group_key(group_key(span.key.key, group), before, joint)
+                span.tails = {**(span.tails or {}), group: joint}
 
     def change(self, key: Key, old: int, new: int) -> None:
         """Somebody who claimed a key in the tiers `old` claims it in `new` from here on."""

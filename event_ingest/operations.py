@@ -1,6 +1,6 @@
 """What re-blocking wants of the index, as values. Someone who knows the slot applies them."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import msgspec
 
@@ -59,3 +59,13 @@ TIERS = range(len(tiers.NAMES))
 def bits(mask: int) -> Iterable[int]:
     """The tiers in a bit mask, fastest first."""
     return (tier for tier in TIERS if mask >> tier & 1)
+
+
+def meet(masks: Sequence[int]) -> int:
+    """Where all are: the common tiers, else the slowest of each one's fastest; 0 where one is nowhere."""
+    common = masks[0]
+    for mask in masks:
+        common &= mask
+    if common or not all(masks):
+        return common
+    return 1 << max((mask & -mask).bit_length() - 1 for mask in masks)

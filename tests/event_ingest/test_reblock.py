@@ -7,9 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from event_ingest.copies import SUSPECT
 from event_ingest.events import AllBlocksCleared, BlockRemoved, BlockStored, Event, Extra, Item, Reason
 from event_ingest.operations import Add, Clear, Dense, Remove
-from event_ingest.reblock import SUSPECT, Reblocker
+from event_ingest.reblock import Reblocker
 from indexer import tier
 from indexer.block_key import block_keys, media_extras, pack_tokens, root_key
 from indexer.hybrid import group_key, group_of, match_groups
