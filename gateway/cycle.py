@@ -107,6 +107,8 @@ class Rejection(msgspec.Struct, frozen=True, kw_only=True):
     """The word for x-llm-d-request-dropped-reason; None where the client is at fault."""
     message: str
     runs: Mapping[str, Run] = {}
+    verdicts: Mapping[str, tuple[str, Verdict]] = {}
+    """As of a decision."""
 
 
 class Scheduler:
@@ -174,7 +176,7 @@ class Scheduler:
         primary = self._handler.primary(picks)
         if not len(picks[primary]):
             message = f"every endpoint was filtered out by profile {primary!r}"
-            return Rejection(status=429, reason=SATURATED, message=message, runs=runs)
+            return Rejection(status=429, reason=SATURATED, message=message, runs=runs, verdicts=verdicts)
         slots = (*picks[primary].tolist(), *self._next_best(runs[primary]))
         hints = self._hints(request, picks, primary, candidates) if self._hinting else {}
         told = {name: value for hint in hints.values() for name, value in hint.headers.items()}

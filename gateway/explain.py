@@ -48,6 +48,15 @@ def explain(
             for name, run in outcome.runs.items()
         },
     }
+    answer["deciders"] = {
+        profile: {
+            "decider": decider,
+            "disaggregate": verdict.disaggregate,
+            "reason": verdict.reason,
+            "numbers": {name: float(number) for name, number in verdict.numbers.items()},
+        }
+        for profile, (decider, verdict) in outcome.verdicts.items()
+    }
     if assigned:
         answer["bursts"] = {producer: _burst(it) for producer, it in assigned.items()}
     if isinstance(outcome, Rejection):
@@ -65,15 +74,6 @@ def explain(
                 "numbers": hint.numbers,
             }
             for plugin, hint in outcome.hints.items()
-        },
-        "deciders": {
-            profile: {
-                "decider": decider,
-                "disaggregate": verdict.disaggregate,
-                "reason": verdict.reason,
-                "numbers": {name: float(number) for name, number in verdict.numbers.items()},
-            }
-            for profile, (decider, verdict) in outcome.verdicts.items()
         },
     }
 

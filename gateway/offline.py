@@ -118,10 +118,7 @@ async def explain_offline(
     if kept is None:
         assert isinstance(answer, Rejected)
         raise Refused(f"{answer.status}: {answer.message}")
-    told = kept.told()
-    if isinstance(answer, Rejected) and "rejected" not in told:
-        told["rejected"] = {"status": answer.status, "reason": answer.reason, "message": answer.message}
-    return told | {"blind": _blind(metrics)}
+    return kept.told() | {"blind": _blind(metrics)}
 
 
 async def _discover(config: LoadedConfig, fleet: Fleet) -> None:

@@ -96,7 +96,7 @@ class RequestPath:
         self._understanding = understanding
         self._fleet, self._books, self._models, self._matcher = fleet, books, models, matcher
         self._metrics, self._tracing, self._clock = metrics, tracing, clock
-        self._sending = Sending(
+        self.sending = Sending(
             fleet=fleet,
             books=books,
             breaker=breaker,
@@ -227,7 +227,7 @@ class RequestPath:
             span.set("warmroute.predicted_cached_tokens", predicted)
         try:
             usual = self.room.queue.limits.expected_output if self.room.queue else EXPECTED_OUTPUT
-            return self._sending.send(
+            return self.sending.send(
                 ask, look.request, outcome, keys, predicted, self.producers, self.settings.response_headers, usual
             )
         except Exception:
@@ -238,8 +238,9 @@ class RequestPath:
         """Keep what the answer is made from, before the books are charged with it."""
         if self.decisions is None:
             return answer()
+        outcome = look.outcome if look.refused is None else look.turned_away(look.refused)
         try:
-            kept = self.decisions.keep(look.request, look.outcome, look.found, look.assigned)
+            kept = self.decisions.keep(look.request, outcome, look.found, look.assigned)
         except Exception:  # an explanation is never worth a request
             log.exception("explain_failed request_id=%s", head.request_id)
             return answer()
@@ -259,10 +260,7 @@ class RequestPath:
         except Exception:
             log.exception("explain_failed request_id=%s", head.request_id)
             return rejected
-        outcome = Rejection(
-            status=rejected.status, reason=rejected.reason, message=rejected.message, runs=seen.outcome.runs
-        )
-        return self._explained(head, msgspec.structs.replace(seen, outcome=outcome), lambda: rejected)
+        return self._explained(head, msgspec.structs.replace(seen, refused=rejected), lambda: rejected)
 
     @staticmethod
     def _holds_prefix(request: Request, decision: Decision, found: Found | None, keys: Keys | None) -> bool:

@@ -53,6 +53,16 @@ class Look(msgspec.Struct, frozen=True, kw_only=True):
     assigned: Mapping[str, Assigned] = {}
     """Where a window of a burst producer wants it, by producer."""
 
+    def turned_away(self, rejected: Rejected) -> Rejection:
+        """The outcome of a request that is answered so, whatever it could have had."""
+        return Rejection(
+            status=rejected.status,
+            reason=rejected.reason,
+            message=rejected.message,
+            runs=self.outcome.runs,
+            verdicts=self.outcome.verdicts,
+        )
+
 
 Answer = Callable[[Look], Decided | Rejected]
 Refuse = Callable[[Rejected], Decided | Rejected]

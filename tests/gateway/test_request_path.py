@@ -493,6 +493,21 @@ async def test_without_a_match_the_response_claims_neither_cached_tokens_nor_tru
     assert "x-warmroute-trust" not in answer.response_headers
 
 
+async def test_a_request_that_would_rather_not_go_is_explained_as_one_that_went_nowhere() -> None:
+    world = World()
+    log = world.path.decisions = DecisionLog(world.fleet, lambda _: exact(0.0))
+    answer = await world.ask(CHAT, headers={**JSON, "prefer": "if-available", "x-warmroute-explain": "1"})
+    assert isinstance(answer, Rejected)
+    assert answer.status == 412
+    kept = log.find("r1")
+    assert kept is not None
+    told = kept.told()
+    assert told["rejected"] == {"status": 412, "reason": None, "message": answer.message}
+    assert "endpoints" not in told
+    assert told["profiles"]["default"]["candidates"]
+    assert '"rejected":{"status":412' in answer.headers["x-warmroute-explain"]
+
+
 async def test_an_explanation_that_fails_costs_neither_the_request_nor_the_books(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
