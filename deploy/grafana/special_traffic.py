@@ -16,7 +16,7 @@ from PIL import Image
 
 from gateway.demo_traffic import Observation, Shape, ask, client_session, plan
 
-FAN_OUT = 10
+FAN_OUT = 8
 """Requests of one burst."""
 PROCESSOR = {
     "image_processor_type": "Qwen2VLImageProcessor",
@@ -38,7 +38,10 @@ def model_with_images(text_model: Path, folder: Path) -> Path:
 
 async def bursts(url: str, model: str, count: int, pause_s: float, seed: int = 11) -> list[Observation]:
     """`count` times: one new document in `FAN_OUT` requests at once, beside a prompt that nobody else sends."""
-    documents = plan(Shape(requests=2 * count, turns=1, groups=2 * count, spread_s=0, seed=seed))
+    short = Shape(
+        requests=2 * count, turns=1, groups=2 * count, spread_s=0, seed=seed, system_words=300, document_words=1200
+    )
+    documents = plan(short)
     observations: list[Observation] = []
     async with client_session() as session:
         for fanned, other in zip(documents[::2], documents[1::2], strict=True):

@@ -122,7 +122,8 @@ QUALITY = Dashboard(
             title="Wait in a burst window, p95",
             queries=((quantile(0.95, "burst_wait_seconds", by_labels="outcome"), "{{outcome}}"),),
             unit="s",
-            text="At most windowDurationMs, and part of the time to first token. Above it: the gateway has too little CPU.",
+            text="At most windowDurationMs (by the histogram's steps it may look like twice that), and part of the time to first "
+            "token. Far above it: the gateway has too little CPU.",
         ),
         Panel(
             title="Waiting in burst windows",
