@@ -10,11 +10,10 @@ from pathlib import Path
 
 import msgspec
 
-from fleet.discovery import StaticDiscovery
 from fleet.fleet import Fleet
 from fleet.plugin import Discovery, Plugin, ProfileHandler
+from gateway import config_endpoints, header_wiring
 from gateway import config_wiring as wiring
-from gateway import header_wiring
 from gateway.burst_producer import BurstPrefixCacheProducer
 from gateway.config_decode import Decoder
 from gateway.config_document import API_VERSION, FEATURE_GATES, KIND, OLD_API_VERSION, Document, Model, Settings
@@ -120,9 +119,11 @@ def load_text(text: str, file: str = "configuration") -> LoadedConfig:
 
 
 def validate(path: Path | str) -> tuple[list[Problem], list[Problem]]:
-    """(problems, warnings) of the configuration in a file; without problems it can be served."""
+    """(problems, warnings) of the configuration in a file; without problems it can be served. What is wrong with the file
+    that a file-discovery reads is a warning: something else writes it."""
     try:
-        return [], load(path).warnings
+        config = load(path)
+        return [], [*config.warnings, *config_endpoints.endpoints_file(config.discovery)]
     except ConfigError as error:
         return error.problems, error.warnings
 
@@ -158,7 +159,7 @@ def load_source(source: Source) -> LoadedConfig:
     handler = wiring.handler(profiles, plugins)
     _check_models(document.warmroute, plugins)
     _check_ports(document.warmroute, plugins)
-    _check_sockets(plugins)
+    config_endpoints.shared_sockets(plugins)
     has_tokenizers = any(model and model.tokenizer for model in document.warmroute.models.values())
     token_producer = wiring.token_producer(plugins, has_tokenizers)
     if token_producer.parameters.local:
@@ -231,27 +232,6 @@ def _check_ports(settings: Settings, plugins: Plugins) -> None:
             plugins.decoder.report(
                 ("warmroute", name), f"{port} is already warmroute.{other}; every port needs its own number"
             )
-
-
-def _check_sockets(plugins: Plugins) -> None:
-    """Two endpoints on one event address share one engine's cache, whatever the other one holds."""
-    for name, discovery in plugins.of(StaticDiscovery).items():
-        taken: dict[str, str] = {}
-        for endpoint in discovery.endpoints():
-            for key, address in (("events", endpoint.events), ("replay", endpoint.replay)):
-                if address is None:
-                    continue
-                mine = f"{endpoint.name}'s {key}"
-                if (other := taken.setdefault(address.removeprefix("bind:"), mine)) == mine:
-                    continue
-                entries = discovery.parameters.endpoints
-                index = next(
-                    at for at, it in enumerate(entries) if endpoint.name in (it.name, f"{it.name}-rank-{endpoint.rank}")
-                )
-                at = (*plugins.at[name], "parameters", "endpoints", index, key)
-                plugins.warn(
-                    at, f"{address} is {other} too; every engine and rank publishes and replays on ports of its own"
-                )
 
 
 def _check_models(settings: Settings, plugins: Plugins) -> None:

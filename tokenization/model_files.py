@@ -60,6 +60,10 @@ def _tokenizer(directory: Path) -> str:
     if packed.is_file():
         with lzma.open(packed) as file:
             return file.read().decode("utf-8")
+    if not directory.is_dir():
+        raise FileNotFoundError(
+            f"{directory}: no such directory; expected a model's, with tokenizer.json or tokenizer.json.xz"
+        )
     raise FileNotFoundError(f"{directory}: no tokenizer.json and no tokenizer.json.xz; is this a model's directory?")
 
 

@@ -16,7 +16,8 @@ from gateway.config_source import Problem
 @config_option
 @json_option
 def command(config_file: Path, as_json: bool) -> None:
-    """Validate a configuration: every problem and warning, with its place. Exit status 0 valid, 2 not valid."""
+    """Validate a configuration: every problem and warning, with its place; what is wrong with the file of a file-discovery
+    is a warning, since something else writes it. Exit status 0 valid, 2 not valid."""
     problems, warnings = validate(config_file)
     if as_json:
         report = {"ok": not problems, "problems": _rows(problems), "warnings": _rows(warnings)}

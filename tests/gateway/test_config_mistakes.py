@@ -122,3 +122,25 @@ def test_what_comes_with_no_producer_of_its_own_takes_the_precise_one_without_a_
 def test_a_misspelt_command_gets_the_nearest_name() -> None:
     result = CliRunner().invoke(cli, ["chek"])
     assert (result.exit_code, "Did you mean 'check'?" in result.output) == (2, True)
+
+
+@pytest.mark.parametrize(
+    ("document", "warning"),
+    [
+        (None, "cannot be read: No such file or directory; `serve` does not start without it"),
+        ("endpoint: []\n", "expected a mapping with a list `endpoints`"),
+        ("endpoints: [{name: a, adress: 10.0.0.1}]\n", "endpoints[0].adress: not a known key; did you mean 'address'?"),
+        ("endpoints: [{name: a, address: 10.0.0.1}]\n", None),
+    ],
+)
+def test_check_looks_into_the_file_of_a_file_discovery(
+    tmp_path: Path, document: str | None, warning: str | None
+) -> None:
+    plugins = "plugins:\n- type: file-discovery\n  parameters: {path: fleet.yaml}\n"
+    config, file = tmp_path / "c.yaml", tmp_path / "fleet.yaml"
+    config.write_text(HEAD + plugins + "dataLayer: {discovery: {pluginRef: file-discovery}}\n")
+    if document is not None:
+        file.write_text(document)
+    result = CliRunner().invoke(cli, ["check", "-c", str(config)])
+    lines = [f"warning: {file}: {warning}"] if warning else []
+    assert (result.exit_code, result.output.splitlines()) == (0, [*lines, f"{config}: ok"])

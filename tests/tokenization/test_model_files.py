@@ -48,3 +48,10 @@ def test_a_broken_configuration_is_an_error_that_names_the_file(tmp_path: Path) 
     (tmp_path / "tokenizer_config.json").write_text("{")
     with pytest.raises(ValueError, match=r"tokenizer_config\.json: not valid JSON"):
         read_model_files(tmp_path)
+
+
+def test_a_directory_that_is_not_there_is_told_from_one_without_a_tokenizer(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match="nowhere: no such directory"):
+        read_model_files(tmp_path / "nowhere")
+    with pytest.raises(FileNotFoundError, match=r"no tokenizer\.json and no"):
+        read_model_files(tmp_path)
