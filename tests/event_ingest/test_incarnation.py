@@ -69,5 +69,6 @@ def test_of_too_many_that_wait_the_newest_is_dropped() -> None:
     for seq in (3, 5, 7):
         incarnation.wait(seq, None, None)
     assert incarnation.wait(9, None, None) == "dropped"
+    assert sorted(incarnation.waiting) == [3, 5, 7]
     assert incarnation.wait(4, None, None) == "dropped"
     assert sorted(incarnation.waiting) == [3, 4, 5]

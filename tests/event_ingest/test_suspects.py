@@ -49,7 +49,9 @@ def test_of_a_key_over_several_blocks_a_miss_says_only_that_the_last_one_is_not_
     held.suspects.enter(first)
     assert not held.suspects.owners, "it is completed by the second block"
     held.suspects.enter(second)
+    held.settled.add(second.hash)  # the first one alone is suspect
     assert held.judge([12], SIZE - 1) == [(second.hash, 0)]
+    assert not held.suspects.owners, "the engine has spoken of it, and will not be waited for"
 
 
 def test_a_key_is_forgotten_with_the_last_suspect_that_claims_it() -> None:
