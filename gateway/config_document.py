@@ -229,6 +229,9 @@ class Settings(Section, frozen=True, kw_only=True):
     models: dict[str, Model] = {}
     max_body_bytes: Annotated[Quantity, msgspec.Meta(gt=0)] = 32 * 2**20
     """A larger request body is answered with 413."""
+    reply_pieces_per_second: Annotated[float, msgspec.Meta(ge=0)] | None = 5000.0
+    """Pieces of streamed replies that the gateway reads per second, all together; of further replies it sees the beginning and
+    the end alone. null: no limit."""
     response_headers: bool = False
     """Tell clients in response headers where their request went and what was found cached."""
     explain: bool = False

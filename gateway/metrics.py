@@ -156,9 +156,16 @@ class Metrics:
         )
         self.responses = counter(
             "responses",
-            "Routed requests by how they ended: finished, aborted (the stream ended before the response did), or error "
-            "(the engine answered 5xx).",
+            "Routed requests by how they ended: finished, aborted (the stream ended before the response did), error (the engine "
+            "answered 5xx), or unread (finished or aborted, see streamed_replies).",
             ("endpoint", "end"),
+        )
+        self.streamed_replies = counter(
+            "streamed_replies",
+            "Streamed replies by whether they are read as they go by: yes, or no because warmroute.replyPiecesPerSecond is used "
+            "up. Of the others first token, usage and abort are unknown: what is measured comes from the rest. Mostly no: the "
+            "gateway is near what one process can read, see docs/performance.md.",
+            ("read",),
         )
         self.ttft = histogram(
             "time_to_first_token_seconds",

@@ -4,6 +4,7 @@ response headers -> breaker, books (another endpoint of the fallback list may ha
 first content    -> books (prefill is over), time to first token
 end              -> books (released), accuracy: predicted against reported cached tokens
 abort            -> books (released), nothing else is learned; a breaker's probe makes room for the next one
+unread           -> of a reply that the budget did not admit only headers and end are seen: books (released), nothing learned
 """
 
 import logging
@@ -17,6 +18,7 @@ from fleet.breaker import Breaker
 from fleet.fleet import Fleet
 from gateway.extproc.usage import ResponseReader, Usage
 from gateway.metrics import Metrics
+from gateway.reply_budget import ReplyBudget
 from gateway.request_events import Customer, EndedResponse
 
 log = logging.getLogger(__name__)
@@ -50,6 +52,8 @@ class Sent(msgspec.Struct, frozen=True, kw_only=True):
     customer: Customer = Customer()
     handed_over: bool = False
     """Another endpoint computes the prompt, so that all of it counts as cached here."""
+    read: bool = True
+    """False: Envoy was asked to show the headers and the end alone."""
 
 
 class RouteObserver:
@@ -64,15 +68,17 @@ class RouteObserver:
         metrics: Metrics,
         accuracy: Accuracy,
         clock: Callable[[], float],
-        done: Callable[[Usage | None], None] = lambda _: None,
+        done: Callable[[bool], None] = lambda _: None,
+        budget: ReplyBudget | None = None,
     ) -> None:
+        """`done` is told once whether the request was answered. `budget`: where this reply counts while it is read."""
         self._sent = sent
         self._slot = sent.slot
         self._address = fleet.endpoint(sent.slot).address  # kept, because a slot may be given up while its answer runs
         self._fleet, self._books, self._breaker, self._metrics = fleet, books, breaker, metrics
         self._accuracy = accuracy
         self._clock = clock
-        self._done = done
+        self._done, self._budget = done, budget
         self._reader: ResponseReader | None = None
         self._status = 0
         self._first = False
@@ -80,6 +86,8 @@ class RouteObserver:
         self._bytes = 0
         for tell in metrics.when_sent:
             tell(sent.customer)
+        if budget is not None:
+            budget.begin(clock())
 
     def response_headers(self, status: int, headers: Mapping[str, str], served: str | None) -> None:
         now = self._clock()
@@ -94,6 +102,8 @@ class RouteObserver:
     def response_chunk(self, data: bytes) -> None:
         now = self._clock()
         self._bytes += len(data)
+        if self._budget is not None:
+            self._budget.piece()
         if self._reader is None:
             return
         self._reader.feed(data, now)
@@ -104,13 +114,14 @@ class RouteObserver:
 
     def finished(self) -> None:
         now = self._clock()
-        usage = self._reader.end(now) if self._reader else None
+        unread = not self._sent.read and not self._bytes
+        usage = self._reader.end(now) if self._reader and not unread else None
         if usage and not self._first:
             self._first_token(now)
-        self._release("error" if self._status >= 500 else "finished", now, usage)
+        self._release("error" if self._status >= 500 else "unread" if unread else "finished", now, usage)
         if usage:
             self._learn(usage)
-        self._done(usage)
+        self._over(now, answered=self._reader is not None)
 
     def aborted(self, reason: str) -> None:
         now = self._clock()
@@ -118,7 +129,12 @@ class RouteObserver:
             self._breaker.abandoned(self._slot, self._sent.sent_at)
         self._release("aborted", now)
         log.debug("response_aborted request_id=%s reason=%s", self._sent.request_id, reason)
-        self._done(None)
+        self._over(now, answered=False)
+
+    def _over(self, now: float, *, answered: bool) -> None:
+        if self._budget is not None:
+            self._budget.end(now)
+        self._done(answered)
 
     def _moved(self, served: str, now: float) -> None:
         slot = self._fleet.slot_of(served)

@@ -150,6 +150,7 @@ class Gateway:
             decoder=lambda served: self._tokenizers.decoder(served),
         )
         self._use_decisions(config)
+        self.path.sending.budget.per_second = settings.reply_pieces_per_second
         self.picture.routed = self.path.record.last
         self.path.record.on_matched = self.watch.routed
         self._scraper: Scraper | None = None
@@ -287,6 +288,7 @@ class Gateway:
         retired, self.path.producers = self.path.producers, self._producers(config, self.path.producers.approximate)
         retired.close()
         self.path.settings = _path_settings(config)
+        self.path.sending.budget.per_second = config.settings.reply_pieces_per_second
         self._use_queue(config)
         if self._server is not None:
             self._server.service.decide_timeout_s = config.decision_limit_s

@@ -19,6 +19,7 @@ from gateway.matching import Keys, Matcher
 from gateway.metrics import Metrics
 from gateway.parity_watch import ParityWatch
 from gateway.producers import Producers
+from gateway.reply_budget import ReplyBudget
 from gateway.request_events import Customer
 from gateway.response_path import Accuracy, RouteObserver, Sent
 from gateway.served_models import Served
@@ -52,6 +53,7 @@ class Sending:
         clock: Callable[[], float],
     ) -> None:
         self._decoder = decoder
+        self.budget = ReplyBudget(None, clock())
         self._fleet, self._books, self._breaker, self._matcher = fleet, books, breaker, matcher
         self._accuracy, self._trust, self._metrics, self._tracing = accuracy, trust, metrics, tracing
         self._parity, self._clock = parity, clock
@@ -78,8 +80,12 @@ class Sending:
             if name != decision.primary and len(picked) and picked[0] not in (slot, *elsewhere)
         ]
         chain = keys.for_slot(slot) if keys and slot in keys.block_of else ()
-        # Only a stream shows when its prefill is over; other answers come whole, and progress is told by events.
-        unseen = ask.parsed is not None and ask.parsed.get("stream") is not True
+        # Only a stream that is read shows when its prefill is over; of others progress is told by events.
+        streamed = ask.parsed is not None and ask.parsed.get("stream") is True
+        read = not streamed or self.budget.has_room(now)
+        unseen = ask.parsed is not None and not (streamed and read)
+        if streamed:
+            self._metrics.streamed_replies.labels("yes" if read else "no").inc()
         # What is being computed there for others counts as cached: this prompt will not be computed again.
         held = cached_tokens(request, np.array([slot, *elsewhere]), self._fleet, producers.booked or None)
         self._reserve(request, slot, elsewhere, held, chain, unseen, usual_output, now)
@@ -117,6 +123,7 @@ class Sending:
             keys=chain,
             customer=Customer(model=request.model, fairness_id=request.fairness_id, priority=request.priority),
             handed_over=bool(elsewhere),
+            read=read,
         )
         return Placed(
             request=request,
@@ -132,8 +139,10 @@ class Sending:
                 self._metrics,
                 self._accuracy,
                 self._clock,
-                lambda usage: done(usage is not None),
+                done,
+                self.budget if streamed and read else None,
             ),
+            observe_response=read,
         )
 
     def _reserve(

@@ -24,7 +24,8 @@
 #    we were not shown, and in BUFFERED mode those we were shown are already removed with the answer to the headers.
 # 6. An end of the stream says nothing about completion: Envoy ends every stream the same way. Only end_of_stream on
 #    the response (or its trailers) is `Finished`; every other end of a decided request is `Aborted`, and exactly one of
-#    the two is emitted, once.
+#    the two is emitted, once. Where Envoy was asked not to show the body (`observe_response` False) and does not, the
+#    end of the stream is all that there is: after the response's headers it is `Finished`.
 # 7. Rejecting is an ImmediateResponse, then the stream is over. Ending a stream without an answer would mean
 #    "continue" to Envoy.
 """The transport-independent core of the ext-proc service: one `Exchange` per stream."""
@@ -181,6 +182,8 @@ class Exchange:
         self._body = []
         if self._observer is not None:
             during = self.response is not Response.WAITING
+            if during and not self._observed and reason is None:
+                return [*effects, *self._finish()]
             default = ABORTED_DURING_RESPONSE if during else ABORTED_BEFORE_RESPONSE
             effects.append(Aborted(self._observer, reason or default))
             self._observer = None
@@ -331,7 +334,7 @@ class Exchange:
             told = {**told, SERVED_BY: served}
         wire.write(answer.response_headers.response.header_mutation, told)
         if not self._observed and self._response_mode != DUPLEX:
-            # Honoured where the gateway says allow_mode_override; elsewhere the body keeps coming and is ignored.
+            # Honoured where the gateway says allow_mode_override; elsewhere the body keeps coming and is observed.
             answer.mode_override.response_header_mode = ProcessingMode.HeaderSendMode.SEND
             answer.mode_override.response_body_mode = ProcessingMode.BodySendMode.NONE
         effects: list[Effect] = [Send(answer)]
@@ -340,12 +343,13 @@ class Exchange:
             status = headers.pop(":status", "")
             code = int(status) if status.isdecimal() else 0
             effects.append(ResponseHeaders(self._observer, code, headers, served))
-        if message.response_headers.end_of_stream or not self._observed:
+        if message.response_headers.end_of_stream:
             effects += self._finish()
         return effects
 
     def _response_body(self, body: Any) -> list[Effect]:
         self.response = Response.OPEN  # already is, unless the gateway skips response headers
+        self._observed = True
         effects: list[Effect]
         if self._response_mode == DUPLEX:
             effects = [Send(m) for m in messages.echo("response_body", body.body, body.end_of_stream)]

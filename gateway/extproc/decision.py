@@ -37,10 +37,10 @@ class ResponseObserver(Protocol):
         """The response has begun. `served` is the endpoint ("ip:port") that Envoy used, None where it does not say."""
 
     def response_chunk(self, data: bytes) -> None:
-        """The next bytes of the body, cut anywhere. Not called when `Decided.observe_response` is False."""
+        """The next bytes of the body, cut anywhere. With `Decided.observe_response` False only where Envoy shows them anyway."""
 
     def finished(self) -> None:
-        """The end of the response was seen (or its headers, when the body is not observed)."""
+        """The end of the response was seen, or (where the body is not observed) the response is over, however it ended."""
 
     def aborted(self, reason: str) -> None:
         """The stream ended before that. `reason` is one of the ABORTED_ words below."""

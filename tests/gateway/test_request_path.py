@@ -143,6 +143,7 @@ class World:
 
 
 CHAT = json.dumps({"model": "m", "messages": [{"role": "user", "content": "hi"}]}).encode()
+STREAM = json.dumps({"model": "m", "messages": [{"role": "user", "content": "hi"}], "stream": True}).encode()
 
 
 @pytest.mark.parametrize(
@@ -455,11 +456,12 @@ async def test_a_decision_that_fails_at_the_last_moment_leaves_nothing_in_the_bo
     def broken(_: int) -> Trust:
         raise RuntimeError("no")
 
-    world.path._sending._trust = broken
+    world.path.sending._trust = broken
     with pytest.raises(RuntimeError):
-        await world.ask(CHAT)
+        await world.ask(STREAM)
     assert not world.books
     assert world.fleet.in_flight.sum() == 0
+    assert world.path.sending.budget.reading == 0
 
 
 async def test_a_limit_on_the_reply_is_believed_and_a_large_one_is_not() -> None:
@@ -538,3 +540,48 @@ async def test_a_probe_whose_client_goes_away_does_not_keep_its_endpoint_away() 
     assert world.fleet.tripped[0], "nobody follows the probe"
     answer.observer.aborted("ended-before-response")
     assert not world.fleet.tripped[0]
+
+
+async def test_a_streamed_reply_beyond_the_budget_is_not_read_and_its_end_releases_the_books() -> None:
+    world = World()
+    world.path.sending.budget.per_second = 0
+    answer = await world.ask(STREAM)
+    assert isinstance(answer, Decided)
+    assert answer.observer is not None
+    assert not answer.observe_response
+    answer.observer.response_headers(200, {"content-type": "text/event-stream"}, None)
+    world.now = 3.0
+    answer.observer.finished()
+    assert not world.books
+    assert not world.confirmations.seen
+    assert sum(world.count("responses_total", endpoint=f"10.0.0.{n}:8000", end="unread") for n in range(3)) == 1
+    for n in range(3):
+        assert not world.count("time_to_first_token_seconds_count", endpoint=f"10.0.0.{n}:8000"), "nobody saw it"
+        assert not world.count("cached_tokens_unreported_total", endpoint=f"10.0.0.{n}:8000")
+    assert world.count("streamed_replies_total", read="no") == 1
+
+
+async def test_what_is_shown_although_it_need_not_be_is_read() -> None:
+    world = World()
+    world.path.sending.budget.per_second = 0
+    answer = await world.ask(STREAM)
+    assert isinstance(answer, Decided)
+    assert answer.observer is not None
+    answer.observer.response_headers(200, {"content-type": "text/event-stream"}, None)
+    answer.observer.response_chunk(b'data: {"choices":[{"delta":{"content":"x"}}]}\n\n')
+    answer.observer.finished()
+    assert sum(world.count("responses_total", endpoint=f"10.0.0.{n}:8000", end="finished") for n in range(3)) == 1
+
+
+async def test_replies_are_read_within_the_budget_and_again_when_others_are_over() -> None:
+    world = World()
+    world.path.sending.budget.per_second = 100.0  # two at 50 a second
+    answers = [await world.ask(STREAM, request_id=f"r{number}") for number in range(3)]
+    whole = await world.ask(CHAT, request_id="whole")
+    assert [isinstance(it, Decided) and it.observe_response for it in (*answers, whole)] == [True, True, False, True]
+    assert isinstance(answers[0], Decided)
+    assert answers[0].observer is not None
+    answers[0].observer.aborted("ended-before-response")
+    again = await world.ask(STREAM, request_id="again")
+    assert isinstance(again, Decided)
+    assert again.observe_response

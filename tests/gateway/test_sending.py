@@ -68,7 +68,7 @@ async def test_a_rank_behind_its_hosts_primary_port_is_not_taken_for_a_fallback(
         answer.observer.response_headers(200, {"content-type": "text/event-stream"}, "10.0.0.1:8000")
         assert (world.fleet.in_flight[first], world.fleet.in_flight[second]) == (0, 1)
         answer.observer.finished()
-    assert world.path._sending._breaker.state(second) is State.CLOSED
+    assert world.path.sending._breaker.state(second) is State.CLOSED
     assert world.count("responses_total", endpoint="10.0.0.1:8001", end="finished") == 6
 
 

@@ -376,13 +376,39 @@ def test_nobody_is_told_who_answered_where_response_headers_are_off(messages: An
     assert set_headers(answer.message.response_headers.response.header_mutation) == {}
 
 
-def test_a_response_that_is_not_observed_is_finished_with_its_headers(messages: Any, recorder: Any) -> None:
+def test_a_response_that_is_not_observed_is_finished_when_its_stream_ends(messages: Any, recorder: Any) -> None:
     exchange = observed(messages, recorder, observe_response=False)
-    answer, _, end = exchange.received(messages.response())
+    answer, begun = exchange.received(messages.response())
     assert answer.message.mode_override.response_body_mode == messages.NONE
-    assert end == Finished(recorder)
-    (only,) = exchange.received(messages.response_body(b"x", end=True))
-    assert isinstance(only, Send), "a gateway that ignores the override is answered all the same"
+    assert isinstance(begun, kinds.ResponseHeaders)
+    assert exchange.ended() == [Finished(recorder)]
+    assert exchange.ended() == []
+
+
+def test_a_response_that_is_not_observed_and_has_no_body_is_finished_with_its_headers(
+    messages: Any, recorder: Any
+) -> None:
+    exchange = observed(messages, recorder, observe_response=False)
+    assert exchange.received(messages.response(end=True))[-1] == Finished(recorder)
+
+
+def test_nobody_to_observe_or_an_error_of_ours_is_an_abort_all_the_same(messages: Any, recorder: Any) -> None:
+    exchange = observed(messages, recorder, observe_response=False)
+    assert exchange.ended() == [Aborted(recorder, "ended-before-response")]
+    exchange = observed(messages, recorder, observe_response=False)
+    exchange.received(messages.response())
+    assert exchange.ended("internal-error") == [Aborted(recorder, "internal-error")]
+
+
+def test_a_gateway_that_ignores_the_override_is_answered_and_what_it_shows_is_observed(
+    messages: Any, recorder: Any
+) -> None:
+    exchange = observed(messages, recorder, observe_response=False)
+    exchange.received(messages.response())
+    answer, chunk = exchange.received(messages.response_body(b"x"))
+    assert isinstance(answer, Send)
+    assert chunk == kinds.ResponseChunk(recorder, b"x")
+    assert exchange.ended() == [Aborted(recorder, "ended-during-response")]
 
 
 def test_a_duplex_response_is_echoed(messages: Any, recorder: Any) -> None:
