@@ -272,23 +272,39 @@ def report_json(report: Report) -> str:
     return msgspec.json.format(msgspec.json.encode(report), indent=2).decode()
 
 
+_COUNTED = {
+    "applied": "batches applied",
+    "questions": "replays asked for",
+    "replayed": "batches replayed",
+    "second_copies": "blocks announced again",
+    "engine_blocks": "engine blocks held",
+    "keys": "index blocks held",
+}
+"""What a stream's counters are called for people; others by their names."""
+
+
 def replay_report_text(report: Report) -> str:
     """The report for people."""
-    lines = [f"{report.file}  (block size {report.block_tokens or 'unknown'})"]
+    size = (
+        f"blocks of {report.block_tokens} tokens" if report.block_tokens else "block size unknown: no block was stored"
+    )
+    lines = [f"{report.file}  ({size})"]
 
     def pairs(values: dict[str, Any]) -> str:
         return "  ".join(f"{name} {value}" for name, value in values.items()) or "none"
 
     lines.append(f"events    {pairs(report.events)}")
     lines.append(f"skipped   {pairs(report.skipped)}")
-    lines.append(f"index     keys {report.index.keys}  entries {report.index.entries}")
+    lines.append(f"index     {report.index.keys} different blocks, held {report.index.entries} times")
     for name, trust in report.trust.items():
         reason = "" if trust.state == "exact" else f"({trust.reason})" + (f"  {trust.detail}" if trust.detail else "")
-        lines.append(
-            f"stream    {name}: {trust.state}{reason}  " + pairs({k: v for k, v in report.streams[name].items() if v})
-        )
+        counts = {_COUNTED.get(k, k.replace("_", " ")): v for k, v in report.streams[name].items() if v}
+        lines.append(f"stream    port {name}: {trust.state}{reason}  {pairs(counts)}")
     hashes = report.hashes
-    lines.append(f"hashes    checked {hashes.checked}  wrong {hashes.wrong}  unverifiable {hashes.unverifiable}")
+    lines.append(
+        f"hashes    {hashes.checked} of the engine's computed again, {hashes.wrong} of them differ; "
+        f"{hashes.unverifiable} more cannot be computed here"
+    )
     if report.mismatch:
         lines.append(f"          {report.mismatch}")
     if report.rows:

@@ -109,6 +109,10 @@ def test_the_report_for_people_names_what_went_wrong(captures: Path) -> None:
     text = replay_report_text(play(captures, "r_workload_truth_b16", 16))
     assert "over: predicted 32, actual 0  late_reset" in text
     assert "exact 79" in text
+    assert "(blocks of 16 tokens)" in text
+    assert "index     118 different blocks, held 118 times" in text
+    assert "stream    port 27557: exact  batches applied" in text
+    assert "hashes    282 of the engine's computed again, 0 of them differ" in text
 
 
 # All recordings
