@@ -1,7 +1,7 @@
-"""What the gateway calls: `await backend.tokenize(path, body)`, never blocking the event loop.
+"""What the gateway calls: `await backend.tokenize(path, body)`. It keeps the event loop a fraction of a millisecond at most.
 
-`LocalBackend` computes in worker threads, `EstimateBackend` guesses, `EngineBackend` (module `engine_backend`) asks an
-engine. A backend either returns or raises `TokenizationError`; it counts what it did in `counts`.
+`LocalBackend` computes at once what is short and the rest in worker threads, `EstimateBackend` guesses, `EngineBackend` (module
+`engine_backend`) asks an engine. A backend either returns or raises `TokenizationError`; it counts what it did in `counts`.
 """
 
 import asyncio
@@ -19,6 +19,8 @@ from tokenization.tokenized import Tokenized
 
 log = logging.getLogger(__name__)
 
+INLINE_BYTES = 4 * 1024
+"""Up to here encoding takes less than changing to another thread and back."""
 SMALL_BYTES = 64 * 1024
 """Up to here a request takes well under a millisecond of encoding, and must not wait behind one that takes ten."""
 
@@ -41,7 +43,8 @@ class Backend(Protocol):
 
 
 class LocalBackend:
-    """`LocalTokenizer` on two thread pools: small requests have their own, so that big ones never delay them."""
+    """`LocalTokenizer`: the shortest requests at once, others on two thread pools. Small ones have their own, so that big ones
+    never delay them."""
 
     name = "local"
 
@@ -52,6 +55,7 @@ class LocalBackend:
         small_workers: int = 2,
         big_workers: int | None = None,
         small_bytes: int = SMALL_BYTES,
+        inline_bytes: int = INLINE_BYTES,
     ) -> None:
         """`big_workers`: 1 unless given, and one more for a model whose images are read here: a long text must not wait until
         somebody's picture is hashed."""
@@ -59,18 +63,21 @@ class LocalBackend:
             big_workers = 2 if tokenizer.knows_images else 1
         self.tokenizer = tokenizer
         self.counts: Counter[str] = Counter()
-        self._small_bytes = small_bytes
+        self._small_bytes, self._inline_bytes = small_bytes, inline_bytes
         self._small = ThreadPoolExecutor(small_workers, thread_name_prefix="tokenize-small")
         self._big = ThreadPoolExecutor(big_workers, thread_name_prefix="tokenize-big")
 
     async def tokenize(
         self, path: str, body: Mapping[str, Any], *, size: int | None = None, engine_model: str | None = None
     ) -> Tokenized:
-        small = (text_size(body, self._small_bytes) if size is None else size) <= self._small_bytes
-        loop = asyncio.get_running_loop()
+        weight = text_size(body, self._small_bytes) if size is None else size
+        work = partial(self.tokenizer.tokenize, path, body, engine_model=engine_model)
         try:
-            work = partial(self.tokenizer.tokenize, path, body, engine_model=engine_model)
-            result = await loop.run_in_executor(self._small if small else self._big, work)
+            if weight <= self._inline_bytes:
+                result = work()
+            else:
+                pool = self._small if weight <= self._small_bytes else self._big
+                result = await asyncio.get_running_loop().run_in_executor(pool, work)
         except TokenizationError as error:
             self.counts[error.reason] += 1
             raise

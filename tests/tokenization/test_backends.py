@@ -27,10 +27,22 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 # local -------------------------------------------------------------------------------------------------------------
 
 
-async def test_local_answers_from_another_thread(qwen3: LocalTokenizer) -> None:
+@pytest.mark.parametrize(("words", "here"), [(1, True), (5_000, False), (50_000, False)])
+async def test_only_the_shortest_requests_are_answered_on_the_event_loop(
+    qwen3: LocalTokenizer, monkeypatch: pytest.MonkeyPatch, words: int, here: bool
+) -> None:
     backend = LocalBackend(qwen3)
-    result = await backend.tokenize(CHAT, BODY)
-    assert result.token_ids.tolist() == qwen3.tokenize(CHAT, BODY).token_ids.tolist()
+    real, threads = qwen3.tokenize, []
+
+    def noted(*arguments: Any, **options: Any) -> Any:
+        threads.append(threading.get_ident())
+        return real(*arguments, **options)
+
+    monkeypatch.setattr(backend.tokenizer, "tokenize", noted)
+    body = {"messages": [{"role": "user", "content": "a " * words}]}
+    result = await backend.tokenize(CHAT, body)
+    assert result.token_ids.tolist() == real(CHAT, body).token_ids.tolist()
+    assert (threads[0] == threading.get_ident()) == here
     assert backend.counts == {"ok": 1}
     await backend.close()
 
