@@ -5,11 +5,12 @@ Labels are bounded: endpoints by the fleet (`departed_series`), reasons and step
 A help text ends with what to do when the value looks wrong.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import TypeVar
 
 import msgspec
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
 from gateway.request_events import Customer, DecidedRequest, EndedResponse
 
@@ -33,6 +34,7 @@ STEPS = ("parse", "tokenize", "keys", "match", "schedule", "total")
 
 
 M = TypeVar("M", Counter, Histogram)
+Family = CounterMetricFamily | GaugeMetricFamily
 
 
 class Definition(msgspec.Struct, frozen=True):
@@ -42,6 +44,16 @@ class Definition(msgspec.Struct, frozen=True):
     kind: str
     labels: tuple[str, ...]
     help: str
+
+
+def families(definitions: Mapping[str, Definition]) -> dict[str, Family]:
+    """An empty family for each, by its key; for metrics that are looked up when they are scraped."""
+    return {
+        key: (CounterMetricFamily if it.kind == "counter" else GaugeMetricFamily)(
+            it.name.removesuffix("_total"), it.help, labels=it.labels
+        )
+        for key, it in definitions.items()
+    }
 
 
 class Metrics:

@@ -10,11 +10,11 @@ from importlib.metadata import version
 from typing import Protocol
 
 import msgspec
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
 from fleet.books import Counts as BookCounts
-from gateway.metrics import Definition
+from gateway.metrics import Definition, families
 
 Sample = tuple[str, tuple[str, ...], float]
 """Key in PARTS, label values, value."""
@@ -161,16 +161,11 @@ class PartCollector(Collector):
         self._parts = parts
 
     def collect(self) -> Iterable[Metric]:
-        families = {
-            key: (CounterMetricFamily if d.kind == "counter" else GaugeMetricFamily)(
-                d.name.removesuffix("_total"), d.help, labels=d.labels
-            )
-            for key, d in PARTS.items()
-        }
-        families["build_info"].add_metric((version("warmroute"), platform.python_version()), 1)
+        found = families(PARTS)
+        found["build_info"].add_metric((version("warmroute"), platform.python_version()), 1)
         for key, labels, value in self._parts.samples():
-            families[key].add_metric(labels, value)
-        yield from families.values()
+            found[key].add_metric(labels, value)
+        yield from found.values()
 
 
 def of_books(counts: BookCounts, still_open: int) -> Iterable[Sample]:

@@ -4,10 +4,10 @@ from collections.abc import Iterable
 from typing import Protocol
 
 import msgspec
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
-from gateway.metrics import Definition
+from gateway.metrics import Definition, families
 
 
 class StreamState(msgspec.Struct, frozen=True, kw_only=True):
@@ -131,15 +131,10 @@ class PictureCollector(Collector):
         self._picture = picture
 
     def collect(self) -> Iterable[Metric]:
-        families = {
-            key: (CounterMetricFamily if d.kind == "counter" else GaugeMetricFamily)(
-                d.name.removesuffix("_total"), d.help, labels=d.labels
-            )
-            for key, d in PICTURE.items()
-        }
+        found = families(PICTURE)
 
         def put(key: str, labels: tuple[str, ...], value: float) -> None:
-            families[key].add_metric(labels, value)
+            found[key].add_metric(labels, value)
 
         index = self._picture.index()
         put("index_keys", (), index.keys)
@@ -171,4 +166,4 @@ class PictureCollector(Collector):
             put("endpoint_running", label, endpoint.running)
             put("endpoint_kv_usage", label, endpoint.kv_usage)
             put("endpoint_scrape_age_seconds", label, endpoint.scrape_age_s)
-        yield from families.values()
+        yield from found.values()

@@ -1,5 +1,6 @@
 """Fixtures that every room uses."""
 
+import datetime
 import os
 import shutil
 import socket
@@ -10,6 +11,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 
@@ -33,6 +38,36 @@ def free_port() -> Callable[[], int]:
             return int(probe.getsockname()[1])
 
     return pick
+
+
+@pytest.fixture
+def self_signed() -> Callable[[Path, str], None]:
+    """A function that writes tls.crt and tls.key, for localhost and a name, into a directory."""
+
+    def write(directory: Path, name: str) -> None:
+        key = ec.generate_private_key(ec.SECP256R1())
+        subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
+        names = [x509.DNSName("localhost"), *([x509.DNSName(name)] if name != "localhost" else [])]
+        now = datetime.datetime.now(datetime.UTC)
+        signed = (
+            x509.CertificateBuilder()
+            .subject_name(subject)
+            .issuer_name(subject)
+            .public_key(key.public_key())
+            .serial_number(x509.random_serial_number())
+            .not_valid_before(now - datetime.timedelta(days=1))
+            .not_valid_after(now + datetime.timedelta(days=1))
+            .add_extension(x509.SubjectAlternativeName(names), critical=False)
+            .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
+            .sign(key, hashes.SHA256())
+        )
+        (directory / "tls.crt").write_bytes(signed.public_bytes(serialization.Encoding.PEM))
+        private = serialization.PrivateFormat.PKCS8
+        (directory / "tls.key").write_bytes(
+            key.private_bytes(serialization.Encoding.PEM, private, serialization.NoEncryption())
+        )
+
+    return write
 
 
 class NatsServer:

@@ -22,7 +22,7 @@ from gateway.envoy_binary import EnvoyNotFoundError, find_envoy
 REPOSITORY = Path(__file__).resolve().parents[2]
 BLOCK = 16
 BLOCKS = 600
-WORDS = (
+WORDS = [
     "amber",
     "basin",
     "cedar",
@@ -35,7 +35,7 @@ WORDS = (
     "juniper",
     "kelp",
     "lagoon",
-)
+]
 
 
 class Sent:

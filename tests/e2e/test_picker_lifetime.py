@@ -1,21 +1,18 @@
 """What Envoy does when the picker is killed, hangs, drains or comes back; TLS between the two."""
 
 import asyncio
-import datetime
 import signal
 import subprocess
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.x509.oid import NameOID
 
 from gateway.envoy_config import PickerTls
 
+SelfSigned = Callable[[Path, str], None]
 MODES = ["BUFFERED", "FULL_DUPLEX_STREAMED"]
 STREAM = "/v1/completions?events=30&gap=0.1"
 
@@ -201,34 +198,12 @@ async def test_of_two_pickers_the_draining_one_gets_nothing_more(fleet: Any) -> 
 # --- TLS
 
 
-def self_signed(directory: Path, name: str) -> None:
-    """tls.crt and tls.key in the directory."""
-    key = ec.generate_private_key(ec.SECP256R1())
-    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
-    now = datetime.datetime.now(datetime.UTC)
-    signed = (
-        x509.CertificateBuilder()
-        .subject_name(subject)
-        .issuer_name(subject)
-        .public_key(key.public_key())
-        .serial_number(x509.random_serial_number())
-        .not_valid_before(now - datetime.timedelta(days=1))
-        .not_valid_after(now + datetime.timedelta(days=1))
-        .add_extension(x509.SubjectAlternativeName([x509.DNSName(name)]), critical=False)
-        .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
-        .sign(key, hashes.SHA256())
-    )
-    (directory / "tls.crt").write_bytes(signed.public_bytes(serialization.Encoding.PEM))
-    private = serialization.PrivateFormat.PKCS8
-    (directory / "tls.key").write_bytes(
-        key.private_bytes(serialization.Encoding.PEM, private, serialization.NoEncryption())
-    )
-
-
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("verified", [False, True], ids=["any certificate", "verified"])
 @pytest.mark.parametrize("transport", ["http2", "grpcio"])
-async def test_tls_to_the_picker(fleet: Any, mode: str, verified: bool, transport: str) -> None:
+async def test_tls_to_the_picker(
+    fleet: Any, self_signed: SelfSigned, mode: str, verified: bool, transport: str
+) -> None:
     self_signed(fleet.directory, "picker.test")
     port = fleet.free_port()
     fleet.spawn_picker(port, tls=fleet.directory, transport=transport)
@@ -239,7 +214,7 @@ async def test_tls_to_the_picker(fleet: Any, mode: str, verified: bool, transpor
     assert (status, answer["bytes"]) == (200, 5_000_002)
 
 
-async def test_a_certificate_for_another_name_is_not_accepted(fleet: Any) -> None:
+async def test_a_certificate_for_another_name_is_not_accepted(fleet: Any, self_signed: SelfSigned) -> None:
     self_signed(fleet.directory, "picker.test")
     port = fleet.free_port()
     fleet.spawn_picker(port, tls=fleet.directory)

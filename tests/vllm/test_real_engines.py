@@ -19,7 +19,7 @@ from typing import Any
 
 import aiohttp
 
-WORDS = (
+WORDS = [
     "amber",
     "basin",
     "cedar",
@@ -32,7 +32,7 @@ WORDS = (
     "juniper",
     "kelp",
     "lagoon",
-)
+]
 
 
 class Conversation:

@@ -1,7 +1,6 @@
 """The ext-proc server on real loopback sockets, spoken to with the official client."""
 
 import asyncio
-import datetime
 import json
 import logging
 from collections.abc import AsyncIterator, Callable
@@ -12,10 +11,6 @@ from typing import Any
 
 import grpc
 import pytest
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.x509.oid import NameOID
 from envoy.service.ext_proc.v3 import external_processor_pb2 as pb
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
@@ -322,29 +317,6 @@ async def test_health_names_and_drain(messages: Any, scripted: Any, recorder: An
 # --- TLS
 
 
-def certificate(directory: Path, name: str) -> TlsFiles:
-    """Write a self-signed certificate for localhost with this common name."""
-    key = ec.generate_private_key(ec.SECP256R1())
-    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
-    now = datetime.datetime.now(datetime.UTC)
-    signed = (
-        x509.CertificateBuilder()
-        .subject_name(subject)
-        .issuer_name(subject)
-        .public_key(key.public_key())
-        .serial_number(x509.random_serial_number())
-        .not_valid_before(now - datetime.timedelta(days=1))
-        .not_valid_after(now + datetime.timedelta(days=1))
-        .add_extension(x509.SubjectAlternativeName([x509.DNSName("localhost")]), critical=False)
-        .sign(key, hashes.SHA256())
-    )
-    files = TlsFiles(certificate=directory / "tls.crt", key=directory / "tls.key")
-    files.certificate.write_bytes(signed.public_bytes(serialization.Encoding.PEM))
-    private = serialization.PrivateFormat.PKCS8
-    files.key.write_bytes(key.private_bytes(serialization.Encoding.PEM, private, serialization.NoEncryption()))
-    return files
-
-
 async def healthy_over_tls(server: Server, root: bytes) -> bool:
     credentials = grpc.ssl_channel_credentials(root_certificates=root)
     # A subchannel of an earlier certificate must not be reused.
@@ -359,17 +331,18 @@ async def healthy_over_tls(server: Server, root: bytes) -> bool:
 
 
 async def test_certificates_are_replaced_without_a_restart_and_a_broken_one_is_not_taken(
-    tmp_path: Path, scripted: Any, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, self_signed: Callable[[Path, str], None], scripted: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def answer(head: Head, body: bytes) -> Rejected:
         return Rejected(status=503, message="")
 
     caplog.set_level(logging.INFO)
-    files = certificate(tmp_path, "first")
+    files = TlsFiles(certificate=tmp_path / "tls.crt", key=tmp_path / "tls.key")
+    self_signed(tmp_path, "first")
     first = files.certificate.read_bytes()
     async with serving(scripted(answer), tls=files) as server:
         assert await healthy_over_tls(server, first)
-        certificate(tmp_path, "second")
+        self_signed(tmp_path, "second")
         second = files.certificate.read_bytes()
         assert await healthy_over_tls(server, second)
         assert not await healthy_over_tls(server, first)
@@ -381,8 +354,9 @@ async def test_certificates_are_replaced_without_a_restart_and_a_broken_one_is_n
         assert any("tls_reload_failed" in record.message for record in caplog.records)
 
 
-def test_missing_and_foreign_files_are_named(tmp_path: Path) -> None:
-    files = certificate(tmp_path, "x")
+def test_missing_and_foreign_files_are_named(tmp_path: Path, self_signed: Callable[[Path, str], None]) -> None:
+    files = TlsFiles(certificate=tmp_path / "tls.crt", key=tmp_path / "tls.key")
+    self_signed(tmp_path, "x")
     with pytest.raises(TlsError, match=r"nowhere\.crt: No such file"):
         Reloading(TlsFiles(certificate=tmp_path / "nowhere.crt", key=files.key))
     with pytest.raises(TlsError, match=r"tls\.crt: not a PEM file with a key"):
