@@ -316,6 +316,12 @@ class Chain:
 
     def _forget(self, block: Block) -> None:
         """Forget an absent block without children, and its absent ancestors once nothing follows them."""
+        gone: Block | None = block
+        while gone is not None:  # no recursion: those that wait for a parent may stand in a line of thousands
+            gone = self._forget_one(gone)
+
+    def _forget_one(self, block: Block) -> Block | None:
+        """Returns its parent where that is to be forgotten next."""
         self._blocks.pop(block.hash, None)
         self._unplaced.pop(block.hash, None)
         self._absent.pop(block.hash, None)
@@ -329,15 +335,17 @@ class Chain:
             self._drop_user(span.key)
         block.spans = None
         parent = block.parent
-        if parent is not None:
-            parent.children -= 1
-            if parent.waiting and block in parent.waiting:
-                parent.waiting.remove(block)
-            if parent.children == 0 and not parent.present:
-                if parent.placed:
-                    self._absent[parent.hash] = parent
-                else:
-                    self._forget(parent)
+        if parent is None:
+            return None
+        parent.children -= 1
+        if parent.waiting and block in parent.waiting:
+            parent.waiting.remove(block)
+        if parent.children or parent.present:
+            return None
+        if parent.placed:
+            self._absent[parent.hash] = parent
+            return None
+        return parent
 
     def _drop_user(self, key: Key) -> None:
         key.users -= 1

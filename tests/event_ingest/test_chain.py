@@ -72,3 +72,13 @@ def test_a_very_long_sequence_can_be_given_up_and_dropped() -> None:
     assert ledger.held_keys == 300_000
     del ledger
     gc.collect()
+
+
+def test_thousands_that_wait_for_one_parent_can_be_removed_in_any_order() -> None:
+    """A stream that is joined late: the sequence's beginning is unknown, so all of it waits. The last removal ends them all."""
+    ledger = Reblocker(model="m", block_tokens=16)
+    event = stored(random.Random(1), 5_000, parent=1)
+    ledger.apply(event)
+    assert ledger.waiting == 5_001
+    ledger.apply(BlockRemoved(hashes=event.hashes))
+    assert ledger.waiting == ledger.blocks == 0
