@@ -15,6 +15,7 @@ class DepartedSeries:
     def __init__(self, fleet: Fleet, metrics: Metrics, kept_s: float = KEPT_S) -> None:
         self._fleet, self._metrics, self._kept_s = fleet, metrics, kept_s
         self._departed: dict[str, float] = {}
+        self._ranks: dict[str, set[int]] = {}
         fleet.when_released.append(self._released)
 
     def tick(self, now: float) -> None:
@@ -23,8 +24,11 @@ class DepartedSeries:
             if now - since < self._kept_s:
                 continue
             del self._departed[address]
+            ranks = self._ranks.pop(address)
             if not any(self._fleet.endpoint(int(slot)).address == address for slot in self._fleet.slots()):
-                self._metrics.forget_endpoint(address)
+                self._metrics.forget_endpoint(address, ranks)
 
     def _released(self, slot: int) -> None:
-        self._departed[self._fleet.endpoint(slot).address] = self._fleet.clock()
+        endpoint = self._fleet.endpoint(slot)
+        self._departed[endpoint.address] = self._fleet.clock()
+        self._ranks.setdefault(endpoint.address, set()).add(endpoint.rank)

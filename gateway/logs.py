@@ -103,6 +103,9 @@ def configure(level: str, *, as_json: bool) -> None:
 class RateLimit:
     """Lets one line per key through every `every_s` seconds, so that a broken wire does not fill the disk."""
 
+    REMEMBERED = 1_000
+    """Keys from which on those are forgotten that may write again anyway: endpoints come and go."""
+
     def __init__(self, every_s: float = 10.0) -> None:
         self._every_s = every_s
         self._last: dict[str, float] = {}
@@ -110,5 +113,7 @@ class RateLimit:
     def allows(self, key: str, now: float) -> bool:
         if now - self._last.get(key, -self._every_s) < self._every_s:
             return False
+        if len(self._last) >= self.REMEMBERED:
+            self._last = {known: at for known, at in self._last.items() if now - at < self._every_s}
         self._last[key] = now
         return True

@@ -284,10 +284,12 @@ class Metrics:
         self.streams_open = gauge("extproc_streams_open", "ext-proc streams open now, one per request in flight.")
         self.reloads = counter("config_reloads", "Configuration reloads, by result: ok or refused.", ("result",))
 
-    def forget_endpoint(self, address: str) -> None:
+    def forget_endpoint(self, address: str, ranks: Iterable[int] = (0,)) -> None:
         """The endpoint is gone for good: its series go too."""
         for metric in self._by_endpoint:
             metric.remove_by_labels({"endpoint": address})
+        for rank in ranks:
+            self.alarm.remove_by_labels({"where": f"{address}/{rank}"})
 
     def model(self, name: str) -> str:
         """The label for a model name: itself, or `other` beyond MAX_MODELS different ones."""

@@ -19,6 +19,7 @@ class World:
             assert slot == number
             self.metrics.responses.labels(self.address(number), "finished").inc()
             self.metrics.match_fraction.labels(self.address(number), "best").observe(0.5)
+            self.metrics.alarm.labels("no_events", f"{self.address(number)}/0").set(0)
 
     @staticmethod
     def address(number: int) -> str:
@@ -40,6 +41,7 @@ class World:
         found = {
             value("warmroute_responses_total", {**labels, "end": "finished"}) is not None,
             value("warmroute_match_fraction_count", {**labels, "which": "best"}) is not None,
+            value("warmroute_alarm", {"alarm": "no_events", "where": f"{self.address(number)}/0"}) is not None,
         }
         assert len(found) == 1
         return found.pop()

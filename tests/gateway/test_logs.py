@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from gateway.logs import REQUEST_ID, Repeats, configure
+from gateway.logs import REQUEST_ID, RateLimit, Repeats, configure
 
 log = logging.getLogger("tests.logs")
 
@@ -101,3 +101,10 @@ def test_a_wall_clock_that_is_set_back_silences_nothing() -> None:
         return repeats.filter(record)
 
     assert [passes(at) for at in (1e9, 1e9 + 1, 1e9 - 86_400, 1e9 - 86_399)] == [True, False, True, False]
+
+
+def test_what_may_be_written_again_is_not_remembered_for_ever() -> None:
+    quiet = RateLimit(10.0)
+    assert all(quiet.allows(f"10.0.{n // 250}.{n % 250}:8000", now=float(n)) for n in range(5_000))
+    assert len(quiet._last) <= quiet.REMEMBERED
+    assert not quiet.allows("10.0.19.249:8000", now=5_000.0)
