@@ -9,7 +9,8 @@ events say so (`prefill_progress`), and everything else that is learnt comes fro
     wanted: (replies being read + 1) * pieces per second and reply <= budget
 
 The pieces per second and reply are measured; a reply counts from the moment of its decision, so that a burst is not read whole
-because its pieces are still to come.
+because its pieces are still to come. Where one reply alone seems to be more than the budget, one is read now and then all the
+same: only a reply that is read can show that they have become slower.
 """
 
 USUAL_RATE = 50.0
@@ -17,6 +18,8 @@ USUAL_RATE = 50.0
 WINDOW_S = 1.0
 KEPT = 0.7
 """Share of the old estimate that a new window leaves."""
+AGAIN_S = 10.0
+"""After so long without any, one reply is read whatever the estimate is."""
 
 
 class ReplyBudget:
@@ -31,15 +34,19 @@ class ReplyBudget:
         self._pieces = 0
         self._reply_s = 0.0  # replies read times seconds, in this window
         self._since = self._changed = now
+        self._read_at = now - AGAIN_S  # when the last reply that was read began or ended
 
     def has_room(self, now: float) -> bool:
         """Whether one more reply can be read."""
         self._pass(now)
-        return self.per_second is None or (self.reading + 1) * self.rate <= self.per_second
+        if self.per_second is None or (self.reading + 1) * self.rate <= self.per_second:
+            return True
+        return self.per_second > 0 and not self.reading and now - self._read_at >= AGAIN_S
 
     def begin(self, now: float) -> None:
         """A reply is going to be read; it counts from here on until `end`."""
         self._pass(now)
+        self._read_at = now
         self.reading += 1
 
     def piece(self) -> None:
@@ -49,6 +56,7 @@ class ReplyBudget:
     def end(self, now: float) -> None:
         """It is over."""
         self._pass(now)
+        self._read_at = now
         self.reading -= 1
 
     def _pass(self, now: float) -> None:
