@@ -34,14 +34,13 @@ def table(rows: Sequence[Row]) -> str:
         )
         add("cache share back after the death, s", lambda row: _seconds(row.recovery.cache_s if row.recovery else None))
     if len(rows[0].phases) > 1:
-        for number in range(len(rows[0].phases)):
-            lines.append(
-                [f"**{rows[0].phases[number].name}**: {_PHASE}", *(_phase(row.phases[number]) for row in rows)]
-            )
+        lines.append([_PHASES, *("" for _ in rows)])
+        for number, phase in enumerate(rows[0].phases):
+            lines.append([f"**{phase.name}**", *(_phase(row.phases[number]) for row in rows)])
     return "\n".join(["| " + " | ".join(line) + " |" for line in (lines[0], ["---"] * len(lines[0]), *lines[1:])])
 
 
-_PHASE = "failed of requests; cached; TTFT p90; share of the struck engine"
+_PHASES = "*failed of requests; cached; TTFT p90; answers by the struck engine:*"
 
 
 def _phase(phase: Phase) -> str:
