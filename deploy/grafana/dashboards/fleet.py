@@ -190,6 +190,13 @@ FLEET = Dashboard(
             "transport_fallback says why), and a decision costs more CPU here and in Envoy.",
         ),
         Panel(
+            title="Streamed replies",
+            queries=((by("read", rate("streamed_replies_total")), "read: {{read}}"),),
+            unit="ops",
+            text="By whether their pieces are read as they go by. no: warmroute.replyPiecesPerSecond is used up; time to first "
+            "token and accuracy then come from the others. Mostly no: see docs/performance.md, Streamed replies.",
+        ),
+        Panel(
             title="Scrapes",
             queries=((by("page, outcome", rate("scrapes_total")), "{{page}} {{outcome}}"),),
             unit="ops",
