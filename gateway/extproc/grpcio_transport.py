@@ -20,7 +20,16 @@ _CODES = {code.value[0]: code for code in grpc.StatusCode}
 class GrpcioTransport:
     """One listening address. Refuses new streams as soon as it is told to stop."""
 
-    def __init__(self, services: Mapping[str, Service], *, max_message_bytes: int, max_concurrent_streams: int) -> None:
+    def __init__(
+        self,
+        services: Mapping[str, Service],
+        *,
+        max_message_bytes: int,
+        max_concurrent_streams: int,
+        ask_s: float = 30.0,
+        answer_s: float = 30.0,
+    ) -> None:
+        """A peer that is silent for `ask_s` is pinged, and given up with its calls when that is not answered in `answer_s`."""
         self._server = grpc.aio.server(
             options=[
                 # gRPC's default of 4 MB is less than one long prompt.
@@ -29,6 +38,10 @@ class GrpcioTransport:
                 ("grpc.max_concurrent_streams", max_concurrent_streams),
                 # Proxies ping to notice a picker that hangs; gRPC would call that abuse and end the connection.
                 ("grpc.keepalive_permit_without_calls", 1),
+                # gRPC's own 2 h are too long for the calls of a proxy whose machine is gone. What ends the connection is
+                # the ping's own timeout; grpc.keepalive_timeout_ms alone does not (seen with grpcio 1.85).
+                ("grpc.keepalive_time_ms", int(ask_s * 1000)),
+                ("grpc.http2.ping_timeout_ms", int(answer_s * 1000)),
                 ("grpc.http2.min_ping_interval_without_data_ms", 500),
                 ("grpc.so_reuseport", 0),  # a second process must fail to bind, not share half of the requests
             ]
