@@ -3,7 +3,8 @@
     decided (nothing cached)  --sent-->  waiting  --finished-->  due a moment later, when its events are in
     due:  the index holds the prompt's blocks on that slot          -> equal
           a block chain that began there since differs from ours    -> differs: warn with the first differing token
-          nothing that began there since resembles it               -> unseen
+          one agrees with it (and was evicted, say), or nothing that began there since resembles it, or the stream
+          was not exact all the time                                -> unseen
 
 Rules
 1. Only requests that nobody held anything of are sampled: their blocks are announced from the first token on. A router that
@@ -15,7 +16,7 @@ Rules
 import logging
 import threading
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import msgspec
 import numpy as np
@@ -25,6 +26,7 @@ from gateway.logs import RateLimit
 from gateway.metrics import Metrics
 from gateway.tokenizers import Decode
 from indexer.index import Index
+from indexer.trust import Trust, exact
 from tokenization.encoders import Ids
 from tokenization.parity import Mismatch, compare
 
@@ -55,8 +57,11 @@ class _Sample(msgspec.Struct):
 class ParityWatch:
     """One for the gateway."""
 
-    def __init__(self, index: Index, metrics: Metrics) -> None:
-        self._index, self._metrics = index, metrics
+    def __init__(
+        self, index: Index, metrics: Metrics, trust: Callable[[int], Trust] = lambda _: exact(float("-inf"))
+    ) -> None:
+        """`trust`: of a slot's event stream; the announcement of a sample may be among what was lost."""
+        self._index, self._metrics, self._trust = index, metrics, trust
         self._samples: dict[str, _Sample] = {}
         self._last: dict[int, float] = {}
         self._beginnings: dict[int, deque[tuple[float, Ids]]] = {}
@@ -82,6 +87,14 @@ class ParityWatch:
     def dropped(self, request_id: str) -> None:
         """It was aborted or failed: what the engine computed of it is unknown."""
         self._samples.pop(request_id, None)
+
+    def released(self, slot: int) -> None:
+        """The endpoint is gone; the next one with its slot has nothing to do with what is known of it."""
+        self._samples = {name: sample for name, sample in self._samples.items() if sample.slot != slot}
+        self._last.pop(slot, None)
+        self.last_mismatch.pop(slot, None)
+        with self._lock:
+            self._beginnings.pop(slot, None)
 
     def stored(self, slot: int, event: BlockStored, now: float) -> None:
         """An engine announced blocks."""
@@ -110,12 +123,17 @@ class ParityWatch:
         self._metrics.token_parity.labels(sample.endpoint, result).inc()
 
     def _difference(self, sample: _Sample) -> Mismatch | None:
-        """The difference from the announcement that resembles the sample most; None where none does."""
+        """The difference from the announcement that resembles the sample most; None where none does, or where the sample's
+        own may have been missed."""
+        trust = self._trust(sample.slot)
+        if trust.state != "exact" or trust.since >= sample.sent_at:
+            return None
         with self._lock:
             announced = [ids for at, ids in self._beginnings.get(sample.slot, ()) if at >= sample.sent_at]
-        found = [mismatch for ids in announced if (mismatch := compare(ids, sample.token_ids, sample.decode))]
-        if not found:
+        found = [compare(ids, sample.token_ids, sample.decode) for ids in announced]
+        differing = [mismatch for mismatch in found if mismatch is not None]
+        if not found or len(differing) < len(found):  # what agrees is the sample's own
             return None
-        closest = max(found, key=lambda mismatch: mismatch.position)
+        closest = max(differing, key=lambda mismatch: mismatch.position)
         # A single announcement since can only be this request's, however early the two part.
         return closest if closest.position >= RESEMBLES or len(announced) == 1 else None

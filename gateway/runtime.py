@@ -123,8 +123,9 @@ class Gateway:
             self.fleet, self.books, lambda slot, key: self.index.tier_of(slot, key) is not None, matcher.block_tokens
         )
         self._use_queue(config)
-        self._parity = ParityWatch(self.index, self.metrics)
+        self._parity = ParityWatch(self.index, self.metrics, self.streams.trust)
         self.streams.on_stored = self._parity.stored
+        self.fleet.when_released.append(self._parity.released)
         self.watch = Watching(
             self.fleet, self.streams, self.metrics.alarm, matcher.block_tokens, precise=config.precise is not None
         )

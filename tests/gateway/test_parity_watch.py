@@ -13,6 +13,7 @@ from gateway.parity_watch import SETTLE_S, ParityWatch
 from indexer.block_key import block_keys, root_key
 from indexer.index import Index
 from indexer.tier import GPU
+from indexer.trust import Reason, Trust, exact
 
 TOKENS = np.arange(100, 148, dtype=np.uint32)
 KEYS = block_keys(root_key("m"), TOKENS, 16)
@@ -30,7 +31,8 @@ class World:
     def __init__(self) -> None:
         self.index = Index()
         self.metrics = Metrics(CollectorRegistry())
-        self.watch = ParityWatch(self.index, self.metrics)
+        self.trust = exact(-1.0)
+        self.watch = ParityWatch(self.index, self.metrics, lambda slot: self.trust)
 
     def send(self, request_id: str = "r", now: float = 0.0) -> None:
         self.watch.sent(request_id, 0, "e:1", TOKENS, KEYS, decode, now)
@@ -89,6 +91,44 @@ def test_other_prompts_of_the_engine_are_no_difference() -> None:
     world.watch.finished("r", 1.0)
     world.watch.tick(1.0 + SETTLE_S)
     assert world.judged("unseen") == 1
+
+
+def test_what_was_announced_as_we_have_it_and_evicted_since_does_not_differ() -> None:
+    world = World()
+    world.send()
+    other = TOKENS.copy()
+    other[20] = 7  # another prompt of the same system prompt
+    world.watch.stored(0, stored(TOKENS), 0.5)
+    world.watch.stored(0, stored(other), 0.6)
+    world.watch.finished("r", 1.0)
+    world.watch.tick(1.0 + SETTLE_S)
+    assert (world.judged("differs"), world.judged("unseen")) == (0, 1)
+
+
+@pytest.mark.parametrize("trust", [Trust("degraded", Reason.LOST_BATCHES, -1.0), exact(0.7)])
+def test_a_stream_that_has_missed_something_accuses_nobody(trust: Trust) -> None:
+    world = World()
+    world.send()
+    world.trust = trust
+    world.watch.stored(0, stored(TOKENS + 1000), 0.5)  # the only one that was heard
+    world.watch.finished("r", 1.0)
+    world.watch.tick(1.0 + SETTLE_S)
+    assert (world.judged("differs"), world.judged("unseen")) == (0, 1)
+
+
+def test_an_endpoint_that_is_gone_is_judged_no_more_and_leaves_nothing_to_the_next_one_of_its_slot() -> None:
+    world = World()
+    world.send()
+    theirs = TOKENS.copy()
+    theirs[20] = 7
+    world.watch.stored(0, stored(theirs), 0.5)
+    world.watch.finished("r", 1.0)
+    world.watch.released(0)
+    world.watch.tick(1.0 + SETTLE_S)
+    world.send("s", 0.5)  # the next one, at once
+    world.watch.finished("s", 1.6)
+    world.watch.tick(1.6 + SETTLE_S)
+    assert (world.judged("differs"), world.judged("unseen")) == (0, 1)
 
 
 def test_nothing_is_judged_early_or_after_an_abort() -> None:
