@@ -183,7 +183,7 @@ class Replay:
             assert self._scheduler is not None
             if self.policy.scrapes and not self.world.scrape_age_s:
                 self._read_engines()
-            outcome = self._scheduler.schedule(request, slots)
+            outcome = self._scheduler.schedule(request, slots, tell=False)
             if not isinstance(outcome, Decision) or self._scheduler.failures:
                 raise RuntimeError(f"{self.policy.name}: no decision for {name}: {outcome}, {self._scheduler.failures}")
             slot = outcome.slots[0]
