@@ -7,6 +7,7 @@ block keys (`KeyChainCache`).
 """
 
 import hashlib
+import sys
 import threading
 from array import array
 from collections import OrderedDict
@@ -20,6 +21,9 @@ from tokenization.encoders import Encoder, Ids
 
 ENTRY_OVERHEAD_BYTES = 400
 """What an entry costs beside its text and ids: dict slot, links, headers. Measured once with tracemalloc, rounded up."""
+LINK_OVERHEAD_BYTES = 320
+"""What a link of a key chain costs beside its keys, measured in the same way: forty times a key."""
+KEY_BYTES = 8
 
 
 class Boundary(msgspec.Struct, frozen=True):
@@ -67,7 +71,9 @@ class SegmentCache:
         if not missing:
             return [entry for entry in found if entry is not None]
         fresh = {
-            text: _Segment(ids, hashlib.blake2b(data := text.encode(), digest_size=16).digest(), len(data) + ids.nbytes)
+            text: _Segment(
+                ids, hashlib.blake2b(text.encode(), digest_size=16).digest(), sys.getsizeof(text) + ids.nbytes
+            )
             for text, ids in zip(missing, encoder.encode(missing), strict=True)
         }
         with self._lock:
@@ -150,12 +156,13 @@ class KeyChainCache:
     """Block keys of known prefixes, so that a conversation's next turn hashes only its new blocks.
 
     A chain is kept as links, one per boundary, each with the keys of the blocks that end behind the boundary before it;
-    conversations that share a beginning share links. Links are evicted least recently used, counted in keys. Thread-safe.
+    conversations that share a beginning share links. Links are evicted least recently used, bounded in bytes: most links are
+    of a short turn, and cost more than their keys. Thread-safe.
     """
 
-    def __init__(self, extend: ExtendKeys, max_keys: int = 4_000_000) -> None:
+    def __init__(self, extend: ExtendKeys, max_bytes: int = 128 * 1024 * 1024) -> None:
         self._extend = extend
-        self._max_keys = max_keys
+        self._max_bytes = max_bytes
         self._links: OrderedDict[tuple[bytes, int, int], array[int]] = OrderedDict()
         self._lock = threading.Lock()
         self._keys = 0
@@ -206,10 +213,10 @@ class KeyChainCache:
             return self._keys
 
     def _put(self, name: tuple[bytes, int, int], link: "array[int]") -> None:
-        # A link of no keys (a turn shorter than a block) still counts: the walk must be able to pass it.
+        # A link of no keys (a turn shorter than a block) is kept too: the walk must be able to pass it.
         previous = self._links.pop(name, None)
-        self._keys += len(link) + 1 - (len(previous) + 1 if previous is not None else 0)
+        self._keys += len(link) - (len(previous) if previous is not None else 0)
         self._links[name] = link
-        while self._keys > self._max_keys:
+        while self._keys * KEY_BYTES + len(self._links) * LINK_OVERHEAD_BYTES > self._max_bytes:
             _, oldest = self._links.popitem(last=False)
-            self._keys -= len(oldest) + 1
+            self._keys -= len(oldest)

@@ -1,7 +1,9 @@
 """A long chat costs its new text: the segment cache and the chain of block keys."""
 
 import random
+import sys
 import threading
+import tracemalloc
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -39,7 +41,7 @@ def test_a_segment_larger_than_the_cache_is_encoded_and_not_kept() -> None:
 
 def test_the_cache_stays_below_its_bytes_and_drops_the_least_recently_used() -> None:
     encoder = CountingEncoder()
-    entry = 2 + 2 * 4 + ENTRY_OVERHEAD_BYTES
+    entry = sys.getsizeof("<a") + 2 * 4 + ENTRY_OVERHEAD_BYTES
     segmented = SegmentedEncoder(encoder, ["<"], max_bytes=3 * entry)
     for text in ("<a<b", "<a<c", "<a<d"):
         segmented.encode(text)
@@ -99,6 +101,14 @@ def test_many_threads_get_the_same_ids(qwen3: LocalTokenizer) -> None:
     assert segmented.cache.stats().bytes <= 20_000
 
 
+def test_text_counts_as_the_bytes_that_it_takes_here() -> None:
+    """One character beyond the basic plane, and Python keeps all of the text in four bytes each."""
+    plain, wide = (SegmentedEncoder(CountingEncoder(), ["<"], max_bytes=1 << 20) for _ in range(2))
+    plain.encode("<" + "a" * 10_000 + "<")
+    wide.encode("<" + "a" * 9_999 + "\N{WAVING HAND SIGN}" + "<")
+    assert wide.cache.stats().bytes - plain.cache.stats().bytes > 29_000
+
+
 # Key chains --------------------------------------------------------------------------------------------------------
 
 
@@ -125,10 +135,10 @@ def _prompt(draw: random.Random, turns: list[int]) -> tuple[Ids, tuple[Boundary,
     return np.concatenate(parts), tuple(boundaries)
 
 
-@pytest.mark.parametrize("max_keys", [4_000_000, 60, 1])
-def test_keys_equal_those_of_the_whole_prompt_whatever_is_cached(max_keys: int) -> None:
+@pytest.mark.parametrize("max_bytes", [128 << 20, 20_000, 1])
+def test_keys_equal_those_of_the_whole_prompt_whatever_is_cached(max_bytes: int) -> None:
     draw = random.Random(3)
-    cache = KeyChainCache(block_keys, max_keys=max_keys)
+    cache = KeyChainCache(block_keys, max_bytes)
     talks: list[list[int]] = [[draw.randrange(1, 500)] for _ in range(5)]
     for _ in range(300):
         talk = draw.choice(talks)
@@ -138,7 +148,23 @@ def test_keys_equal_those_of_the_whole_prompt_whatever_is_cached(max_keys: int) 
         ids, boundaries = _prompt(draw, talk)
         root, block = draw.choice([(ROOT, 16), (root_key("n"), 16), (ROOT, 64)])
         assert cache.keys(ids, boundaries, root, block) == block_keys(root, ids, block)
-        assert len(cache) <= max_keys
+        assert len(cache) * 8 <= max_bytes
+
+
+@pytest.mark.parametrize("turn_tokens", [4, 70, 2000])
+def test_key_chains_take_no_more_memory_than_they_may(turn_tokens: int) -> None:
+    def extend(parent: int, ids: Ids, block_tokens: int, extras: Mapping[int, bytes]) -> list[int]:
+        return [1 << 60] * (len(ids) // block_tokens)
+
+    ids = np.zeros(turn_tokens, np.uint32)
+    tracemalloc.start()
+    try:
+        cache = KeyChainCache(extend, 2_000_000)
+        for turn in range(12_000):
+            cache.keys(ids, (Boundary(turn_tokens, turn.to_bytes(16, "little")),), ROOT, 16)
+        assert 1_200_000 < tracemalloc.get_traced_memory()[0] < 2_300_000
+    finally:
+        tracemalloc.stop()
 
 
 def test_keys_without_boundaries_are_computed_and_not_kept() -> None:
