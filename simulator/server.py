@@ -85,6 +85,7 @@ class EngineServer:
                 web.get("/metrics", self._metrics_page),
                 web.get("/kv_event_sources", self._event_sources),
                 web.post("/reset_prefix_cache", self._reset),
+                web.get("/sim/cached", self._cached),
                 web.post("/sim/kv/read", self._kv_read),
                 web.post("/sim/kv/free", self._kv_free),
                 web.post("/sim/faults", self._faults),
@@ -251,6 +252,10 @@ class EngineServer:
 
     async def _reset(self, request: web.Request) -> web.Response:
         return web.json_response({"success": self.live.engine.reset_prefix_cache()})
+
+    async def _cached(self, request: web.Request) -> web.Response:
+        """What the cache holds, for comparison with what a router believes: different blocks, whatever their copies."""
+        return web.json_response({"digests": len(self.live.engine.pool.cached_digests)})
 
     # -- hand-offs and faults -----------------------------------------------------------------------------------------
 

@@ -315,3 +315,14 @@ async def test_a_hand_off_to_an_engine_that_cannot_reach_the_prefill_side_fails(
     status, _ = await post(decode, "/v1/completions", {**LONG, "max_tokens": 5, "kv_transfer_params": params})
     assert status == 500
     assert not engine.live.engine.busy
+
+
+async def test_it_says_how_many_different_blocks_its_cache_holds(start: Start) -> None:
+    client, engine = await start()
+    for _ in range(2):  # the second one's last block is another copy of the same
+        await post(client, "/v1/completions", {"model": "sim", "prompt": list(range(48)), "max_tokens": 1})
+    answer = await client.get("/sim/cached")
+    assert await answer.json() == {"digests": 3}
+    assert engine.live.engine.pool.copies > 3
+    await client.post("/reset_prefix_cache")
+    assert await (await client.get("/sim/cached")).json() == {"digests": 0}

@@ -1,0 +1,1 @@
+"""A gateway that runs for days, in minutes."""
