@@ -31,6 +31,9 @@ Mask = NDArray[np.bool_]
 
 __all__ = ["Adapters", "Fleet", "Mask", "Slots", "Vector"]
 
+_REMEMBERED = 1_000
+"""Masks and vectors kept while the fleet stays as it is: more than the filters and scorers of a configuration ask for."""
+
 
 class Adapters(msgspec.Struct, frozen=True):
     """LoRA adapters of one endpoint, as last scraped."""
@@ -242,7 +245,7 @@ class Fleet:
             mask = np.zeros(self.capacity, np.bool_)
             for slot in self._slots:
                 mask[slot] = test(self.endpoint(int(slot)))
-            self._cache[key] = mask
+            self._remember(key, mask)
         return mask
 
     def vector_of(self, key: Hashable, value: Callable[[Endpoint], float]) -> Vector:
@@ -252,8 +255,13 @@ class Fleet:
             vector = np.zeros(self.capacity)
             for slot in self._slots:
                 vector[slot] = value(self.endpoint(int(slot)))
-            self._cache[key] = vector
+            self._remember(key, vector)
         return vector
+
+    def _remember(self, key: Hashable, value: Any) -> None:
+        if len(self._cache) >= _REMEMBERED:  # of plugins that a reload has replaced, say
+            self._cache.clear()
+        self._cache[key] = value
 
     def role_mask(self, roles: Iterable[Role | None]) -> Mask:
         """Per slot whether its role is among `roles`; None among them means endpoints without a role label."""

@@ -1,3 +1,5 @@
+import weakref
+
 import numpy as np
 import pytest
 
@@ -102,6 +104,23 @@ def test_role_masks_follow_the_fleet_and_unlabelled_is_a_role_of_its_own() -> No
     later = fleet.add(endpoint(3, labels={ROLE_LABEL: "prefill"}))
     assert fleet.generation != before
     assert fleet.role_mask({Role.PREFILL})[later]
+
+
+def test_masks_of_plugins_that_were_replaced_do_not_add_up_while_the_fleet_stays_as_it_is() -> None:
+    class Asked:
+        """A filter, or what a reload made of it."""
+
+    fleet = Fleet()
+    slot = fleet.add(endpoint(1))
+    first = Asked()
+    gone = weakref.ref(first)
+    fleet.mask_of(first, lambda _: True)
+    fleet.vector_of("first", lambda _: 1.0)
+    del first
+    for number in range(2_000):
+        assert fleet.mask_of(Asked(), lambda _, number=number: number % 2 == 0)[slot] == (number % 2 == 0)
+        assert fleet.vector_of("first", lambda _: 1.0)[slot] == 1.0
+    assert gone() is None
 
 
 def test_replacing_keeps_the_slot_and_changes_labels_only_at_the_same_address() -> None:
