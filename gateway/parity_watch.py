@@ -9,7 +9,8 @@
 Rules
 1. Only requests that nobody held anything of are sampled: their blocks are announced from the first token on. A router that
    tokenizes differently finds nothing cached, ever, so this is where it shows.
-2. Engines announce a chain's beginning with parent nil; those announcements are kept, the last few per slot, cut short.
+2. Engines announce a chain's beginning with parent nil; those announcements are kept while a sample of their slot waits, the
+   last few, cut short.
 3. Time is passed in. `stored` is called from the subscriber's thread, everything else from the event loop's.
 """
 
@@ -77,6 +78,9 @@ class ParityWatch:
         if not keys or len(self._samples) >= WAITING or now - self._last.get(slot, -EVERY_S) < EVERY_S:
             return
         self._last[slot] = now
+        self._forget(request_id)
+        with self._lock:
+            self._beginnings.setdefault(slot, deque(maxlen=KEPT_BEGINNINGS))
         self._samples[request_id] = _Sample(slot, endpoint, token_ids, keys, decode, now)
 
     def finished(self, request_id: str, now: float) -> None:
@@ -86,31 +90,39 @@ class ParityWatch:
 
     def dropped(self, request_id: str) -> None:
         """It was aborted or failed: what the engine computed of it is unknown."""
-        self._samples.pop(request_id, None)
+        self._forget(request_id)
 
     def released(self, slot: int) -> None:
         """The endpoint is gone; the next one with its slot has nothing to do with what is known of it."""
-        self._samples = {name: sample for name, sample in self._samples.items() if sample.slot != slot}
+        for request_id in [name for name, sample in self._samples.items() if sample.slot == slot]:
+            self._forget(request_id)
         self._last.pop(slot, None)
         self.last_mismatch.pop(slot, None)
-        with self._lock:
-            self._beginnings.pop(slot, None)
 
     def stored(self, slot: int, event: BlockStored, now: float) -> None:
         """An engine announced blocks."""
-        if event.parent is not None or not event.tokens:
+        if event.parent is not None or not event.tokens or slot not in self._beginnings:
             return
         beginning = np.frombuffer(event.tokens[: 4 * KEPT_TOKENS], dtype="<u4").astype(np.uint32)
         with self._lock:
-            self._beginnings.setdefault(slot, deque(maxlen=KEPT_BEGINNINGS)).append((now, beginning))
+            if (beginnings := self._beginnings.get(slot)) is not None:
+                beginnings.append((now, beginning))
 
     def tick(self, now: float) -> None:
         """Judge the samples that are due (about once a second)."""
         for request_id, sample in [
             (r, s) for r, s in self._samples.items() if s.due_at is not None and s.due_at <= now
         ]:
-            del self._samples[request_id]
-            self._judge(request_id, sample)
+            try:
+                self._judge(request_id, sample)
+            finally:
+                self._forget(request_id)
+
+    def _forget(self, request_id: str) -> None:
+        sample = self._samples.pop(request_id, None)
+        if sample is not None and all(other.slot != sample.slot for other in self._samples.values()):
+            with self._lock:
+                self._beginnings.pop(sample.slot, None)
 
     def _judge(self, request_id: str, sample: _Sample) -> None:
         held = self._index.match(sample.keys).by_slot().get(sample.slot, 0)

@@ -131,6 +131,23 @@ def test_an_endpoint_that_is_gone_is_judged_no_more_and_leaves_nothing_to_the_ne
     assert (world.judged("differs"), world.judged("unseen")) == (0, 1)
 
 
+def test_announcements_are_kept_only_while_a_sample_of_their_engine_waits() -> None:
+    world = World()
+    theirs = TOKENS.copy()
+    theirs[20] = 7
+    world.watch.stored(0, stored(theirs), 0.1)
+    world.send("r", 0.0)
+    world.send("s", 2.0)
+    world.watch.stored(1, stored(theirs), 2.1)
+    world.watch.stored(0, stored(theirs), 2.1)
+    assert {slot: len(kept) for slot, kept in world.watch._beginnings.items()} == {0: 1}
+    world.watch.dropped("r")
+    world.watch.finished("s", 3.0)
+    world.watch.tick(3.0 + SETTLE_S)
+    assert world.judged("differs") == 1
+    assert not world.watch._beginnings
+
+
 def test_nothing_is_judged_early_or_after_an_abort() -> None:
     world = World()
     world.send("r", 0.0)
