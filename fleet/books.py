@@ -352,6 +352,11 @@ class Books:
             fleet.decode_tokens[slot] -= leg.cached + leg.uncached
         fleet.in_flight[slot] -= 1
         fleet.reserved_tokens[slot] -= leg.room
+        if (
+            not fleet.in_flight[slot] and not self._peers
+        ):  # what is left are roundings: tokens are weighted by tier and trust
+            for column in (fleet.in_flight_tokens, fleet.in_flight_square, fleet.decode_tokens, fleet.reserved_tokens):
+                column[slot] = 0.0
         self._freed()
 
     def _show_oldest(self, slot: int) -> None:

@@ -227,6 +227,28 @@ def test_a_released_slot_leaves_nothing_behind_for_its_next_endpoint(fleet: Flee
     assert fleet.in_flight[1] == 0
 
 
+def test_an_endpoint_without_requests_has_nothing_in_its_columns_whatever_was_rounded(
+    fleet: Fleet, books: Books
+) -> None:
+    """Tokens that a slower tier or a degraded stream holds count in part: sums of such numbers do not come out even."""
+    for number in range(50):
+        books.reserve(f"r{number}", 0, 16.1 * number + 0.7, 400, now=0.0, cached_tokens=0.8 * 16 * number)
+    for number in range(0, 50, 3):
+        books.first_token(f"r{number}", now=1.0)
+    for number in reversed(range(50)):
+        books.finish(f"r{number}", now=2.0)
+    names = (
+        "in_flight",
+        "awaiting",
+        "in_flight_tokens",
+        "in_flight_square",
+        "decoding",
+        "decode_tokens",
+        "reserved_tokens",
+    )
+    assert {name: float(getattr(fleet, name)[0]) for name in names} == dict.fromkeys(names, 0.0)
+
+
 def test_what_another_router_sent_is_added_and_replaced(fleet: Fleet, books: Books) -> None:
     books.reserve("r", 0, 100, 400, 0.0)
     books.feed("peer", {0: Sums(in_flight=2, in_flight_tokens=500)})
