@@ -122,6 +122,7 @@ class SelfWatch:
         """What is on, with its detail."""
         self._endpoints: dict[str, _Endpoint] = {}
         self._roles: dict[str, _Role] = {}
+        self._held_at: dict[str, float] = {}  # role -> the last look at which it held keys
 
     # --- what happens
 
@@ -204,11 +205,16 @@ class SelfWatch:
 
     def _role_keys_missing(self, streams: Sequence[Stream], now: float) -> Iterable[tuple[Alarm, str, str]]:
         held: dict[str, int] = {}
-        used: dict[str, float] = {}
         for stream in streams:
             held[stream.role] = held.get(stream.role, 0) + stream.keys
-            due = self._endpoint(stream.where).new_blocks.before(now - self.limits.settle_s)
-            used[stream.role] = used.get(stream.role, 0.0) + due
+        self._held_at |= {role: now for role, keys in held.items() if keys}
+        due = now - self.limits.settle_s
+        used: dict[str, float] = {}
+        for stream in streams:
+            # Prompts from before keys were lost prove nothing: an engine that was started again holds none of them.
+            since = min(self._held_at.get(stream.role, float("-inf")), due)
+            counts = self._endpoint(stream.where).new_blocks
+            used[stream.role] = used.get(stream.role, 0.0) + counts.before(due) - counts.before(since)
         for role, keys in held.items():
             others = {other: count for other, count in held.items() if other != role and count}
             if not keys and others and used[role] >= self.limits.requests:

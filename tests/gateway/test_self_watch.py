@@ -161,6 +161,18 @@ def test_a_role_without_keys_beside_one_that_has_some_raises_an_alarm() -> None:
     assert next(c for c in changes if c.alarm == "role_keys_missing").detail.endswith("0 keys; prefill 40")
 
 
+def test_a_role_whose_engines_were_started_again_holds_nothing_yet_and_that_is_no_alarm_until_it_stays_so() -> None:
+    watch = SelfWatch()
+    before = [*streams(3, 40, "p/0", "prefill"), *streams(5, 30, "d/0", "decode")]
+    after = [*streams(3, 40, "p/0", "prefill"), *streams(5, 0, "d/0", "decode")]
+    send(watch, 50, 1.0, where="d/0", role="decode", best=32, chosen=0)
+    watch.look(before, (), 20.0)
+    assert ("role_keys_missing", "decode") not in on(watch.look(after, (), 21.0))
+    assert ("role_keys_missing", "decode") not in on(watch.look(after, (), 60.0))
+    send(watch, 10, 61.0, where="d/0", role="decode", best=32, chosen=0)
+    assert ("role_keys_missing", "decode") in on(watch.look(after, (), 75.0))
+
+
 def test_a_role_that_is_not_used_needs_no_keys() -> None:
     watch = SelfWatch()
     fleet = [*streams(3, 40, "p/0", "prefill"), *streams(0, 0, "d/0", "decode")]
