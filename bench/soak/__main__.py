@@ -1,6 +1,6 @@
 """Days of a gateway in minutes: mixed traffic and chaos around the real thing, and what is left whenever it pauses.
 
-    python -m bench.soak [--minutes 15] [--transport http2] [--pieces 5000 50 0] [--rate 18] [--logs DIR]
+    python -m bench.soak [--minutes 15] [--transport http2] [--pieces 5000 50 0] [--rate 18] [--disaggregated]
 
 `warmroute serve`, an Envoy and simulated engines with small caches. Rounds of traffic (`traffic`), each with the next of
 `--pieces` as replyPiecesPerSecond. Meanwhile engines are killed, exchanged, silenced and reset, endpoints leave and return,
@@ -45,7 +45,8 @@ class Soak:
     def __init__(self, options: argparse.Namespace, folder: Path, session: aiohttp.ClientSession) -> None:
         dice = random.Random(options.seed)
         self.problems: list[str] = []
-        self.fleet = SoakFleet(folder, session, options.transport, options.front, dice)
+        wanted = (options.transport, options.front, dice)
+        self.fleet = SoakFleet(folder, session, *wanted, disaggregated=options.disaggregated)
         self.traffic = Traffic(f"http://{HOST}:{options.front}", session, dice)
         self._options, self._session, self._dice = options, session, dice
 
@@ -90,7 +91,8 @@ class Soak:
         await asyncio.sleep(SETTLE_S)
         for chat in self._dice.sample(self.traffic.chats, min(12, len(self.traffic.chats))):
             reply = await self.traffic.ask({"model": MODEL, "max_tokens": 3, "messages": list(chat)})
-            if reply is not None and reply.headers.get("x-warmroute-trust") == "exact":
+            handed_over = reply is not None and "x-warmroute-handoff" in reply.headers
+            if reply is not None and reply.headers.get("x-warmroute-trust") == "exact" and not handed_over:
                 predicted = int(reply.headers["x-warmroute-predicted-cached-tokens"])
                 if predicted != reply.cached:
                     where = reply.headers["x-warmroute-endpoint"]
@@ -201,6 +203,9 @@ def main() -> None:
     parser.add_argument("--rate", type=float, default=18.0, help="requests per second")
     parser.add_argument("--front", type=int, default=18080, help="Envoy's port")
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument(
+        "--disaggregated", action="store_true", help="prefill and decode endpoints, handed over by the gateway"
+    )
     parser.add_argument("--logs", type=Path, help="a folder; a temporary one by default")
     options = parser.parse_args()
     folder = options.logs or Path(tempfile.mkdtemp(prefix="soak-"))

@@ -24,6 +24,7 @@ PLACES, ENGINES = 8, 5
 BLOCKS = 700
 """Per engine: about ten prompts' worth, so that blocks are evicted all the time."""
 SERVE = [sys.executable, "-c", "from bench.soak.inside import serve; serve()", "serve", "-c"]
+DECIDER, HANDLER = "prefix-based-pd-decider", "disagg-profile-handler"
 MISCHIEF = (
     *("kill", "kill", "move", "leave", "rename", "reset", "reset", "restart", "freeze", "no_events"),
     *("drop", "lose", "silent", "deaf", "reload", "reload", "broken", "listing", "envoy"),
@@ -33,10 +34,18 @@ MISCHIEF = (
 
 class SoakFleet:
     def __init__(
-        self, folder: Path, session: aiohttp.ClientSession, transport: str, front: int, dice: random.Random
+        self,
+        folder: Path,
+        session: aiohttp.ClientSession,
+        transport: str,
+        front: int,
+        dice: random.Random,
+        *,
+        disaggregated: bool,
     ) -> None:
+        """`disaggregated`: even places prefill and odd ones decode, and the gateway hands over between them."""
         self.folder, self.session, self.dice = folder, session, dice
-        self.transport, self.pieces = transport, 0.0
+        self.transport, self.pieces, self._disaggregated = transport, 0.0, disaggregated
         self.ports = choose_ports(front, PLACES)
         self.admin = choose_ports(front, 0).plain
         self.listed: dict[int, str] = {}  # place -> name
@@ -76,6 +85,15 @@ class SoakFleet:
         config["plugins"][0] = {"type": "file-discovery", "parameters": {"path": path, "watchFile": True}}
         config["plugins"][2]["parameters"] = {"speculativeIndexing": True}
         config["dataLayer"]["discovery"]["pluginRef"] = "file-discovery"
+        if self._disaggregated:
+            config["plugins"] += [{"type": type_} for type_ in ("prefill-filter", "decode-filter", "queue-scorer")]
+            config["plugins"].append({"type": DECIDER, "parameters": {"nonCachedTokens": 256}})
+            config["plugins"].append({"type": HANDLER, "parameters": {"deciders": {"prefill": DECIDER}}})
+            config["schedulingProfiles"] = [
+                _profile("prefill", "prefill-filter", "expected-work-scorer"),
+                _profile("decode", "decode-filter", "queue-scorer"),
+            ]
+            config["warmroute"]["handoff"] = {"mode": "gateway", "timeout": "5s"}
         if broken:
             config["plugins"].append({"type": "no-such-scorer"})
         config["warmroute"] |= {
@@ -94,7 +112,8 @@ class SoakFleet:
         for place, name in self.listed.items():
             own = self.ports.engines[place]
             row = {"name": name, "address": HOST, "port": own.http, "model": MODEL}
-            rows.append({**row, "events": own.events, "replay": own.replay})
+            row |= {"events": own.events, "replay": own.replay}
+            rows.append(row | ({"role": ("prefill", "decode")[place % 2]} if self._disaggregated else {}))
         self._write("endpoints.yaml", {"endpoints": rows})
 
     def address(self, place: int) -> str:
@@ -231,3 +250,7 @@ class SoakFleet:
         fresh = self.folder / f".{name}"
         fresh.write_text(yaml.safe_dump(value, sort_keys=False))
         fresh.rename(self.folder / name)
+
+
+def _profile(name: str, *plugins: str) -> dict[str, Any]:
+    return {"name": name, "plugins": [{"pluginRef": it} for it in (*plugins, "max-score-picker")]}
