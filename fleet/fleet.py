@@ -105,6 +105,8 @@ class Fleet:
         self._told: list[weakref.WeakMethod[Callable[[int], None]]] = []
         self.pending = PendingPrompts()
         """Prompts sent and without a first token: their blocks count as cached where they are."""
+        self.kept: Mask | None = None
+        """Slots that the router queue keeps from the request that is being placed; None but for moments."""
         self.adapters: list[Adapters | None] = [None] * capacity
         self.listings: list[Listing] = [Listing()] * capacity
         """What /v1/models listed; empty where unknown."""

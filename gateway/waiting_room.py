@@ -235,7 +235,11 @@ class WaitingRoom:
             self._leave(guest)
             return True
         try:
-            seen = guest.look()
+            self._fleet.kept = queue.kept_from(waiting)
+            try:
+                seen = guest.look()
+            finally:
+                self._fleet.kept = None
             place, now = self._place(seen), self._clock()
             if place is not None and not queue.admits(place, now):
                 queue.looked(waiting, place, now)

@@ -14,7 +14,10 @@
 # 2. It has ROOM for a prompt if its new tokens and its expected reply fit into `kv_limit` of the KV cache beside everything
 #    of ours in flight there. An endpoint with nothing of ours in flight has room for anything, one whose capacity is
 #    unknown too.
-# 3. A prompt is scored against all its candidates, and goes only to its own best one: open, with room, or not at all.
+# 3. A prompt is scored against all its candidates, and goes only to its own best one: open, with room, or not at all. But where
+#    that one is not open, what waits for it before this prompt is owed there, too; if that makes an endpoint better that is
+#    open, has room, and that nobody waits for, the prompt goes there. (Else a beginning that all prompts share is computed
+#    once, and one endpoint serves them while the others idle.)
 # 4. Of those that can go: the highest priority first, then the flow that has been served least (start-time fair queueing
 #    over seconds of prefill), then by `order`: the oldest (backfill), or the least work less `alpha` seconds for every
 #    second waited (shortest).
@@ -26,17 +29,20 @@
 """The policy of the router queue, without waiting, clocks or sockets."""
 
 from collections.abc import Callable, Collection, Iterable, Sequence
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
-from fleet.fleet import Fleet, Slots, Vector
+from fleet.fleet import Fleet, Mask, Slots, Vector
 from fleet.request import Request
 from fleet.work import cached_tokens
 from scorers.expected_work_scorer import ExpectedWorkScorer, ties
 
 Order = Literal["backfill", "shortest"]
+Table = NDArray[Any]
+"""Requests by slots."""
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
@@ -96,6 +102,8 @@ class _Table:
         replies = np.array([reply(it.place.request) for it in self.waiting])
         self.need = np.stack([it.uncached for it in self.waiting]) + replies[:, np.newaxis]
         """Tokens of KV cache."""
+        self.kept: dict[Waiting, Mask] = {}
+        """What is kept from those who do not go where they are best."""
 
 
 class WorkQueue:
@@ -241,11 +249,42 @@ class WorkQueue:
         least = np.where(table.barred, np.inf, first).min(axis=1, keepdims=True)
         expected = first + (1.0 + settings.b0 + settings.b1 * least) * own  # K0, and infinite where it cannot go
         expected += ties(slots, fleet)
-        rows, best = np.arange(len(own)), expected.argmin(axis=1)
-        closed = (backlog >= self.limits.open_s) & (fleet.awaiting > 0)
-        shut = closed[rows, best] if len(closed) > 1 else closed[0, best]
-        work: Vector = np.where(shut | (table.need[rows, best] > self._room(slots)[best]), np.inf, own[rows, best])
+        closed = np.broadcast_to((backlog >= self.limits.open_s) & (fleet.awaiting > 0), own.shape)
+        shut = closed | (table.need > self._room(slots))
+        best = self._best(table, expected, closed, shut)
+        rows = np.arange(len(own))
+        work: Vector = np.where(shut[rows, best], np.inf, own[rows, best])
         return work
+
+    @staticmethod
+    def _best(table: "_Table", expected: Table, closed: Table, shut: Table) -> Slots:
+        """Rule 3: where each goes, or waits to go. Notes in the table what is kept from those who go elsewhere."""
+        best: Slots = expected.argmin(axis=1)
+        rows = np.arange(len(best))
+        table.kept = {}
+        waits = closed[rows, best]
+        wanted = np.zeros(expected.shape[1], np.bool_)
+        wanted[best] = True
+        if not waits.any() or (shut | wanted).all():
+            return best
+        wait = expected[rows, best]
+        for slot in np.unique(best[waits]):
+            here = (best == slot).nonzero()[0]
+            work = table.own[here, slot]
+            wait[here] += work.cumsum() - work
+        for row in waits.nonzero()[0].tolist():
+            kept = shut[row] | wanted
+            there = np.where(kept, np.inf, expected[row])
+            slot = there.argmin()
+            if there[slot] < wait[row]:
+                best[row], wanted[slot] = slot, True
+                table.kept[table.waiting[row]] = kept
+        return best
+
+    def kept_from(self, waiting: Waiting) -> Mask | None:
+        """Per slot whether it is kept from this request, which `next` has just named: others wait for it, or it is closed. None
+        for somebody who goes where it is best anyway."""
+        return self._table.kept.get(waiting) if self._table is not None else None
 
     def _first(self, able: Sequence[tuple[Waiting, float]], now: float) -> Waiting | None:
         """Rule 4."""

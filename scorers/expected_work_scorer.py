@@ -138,6 +138,8 @@ class ExpectedWorkScorer(Scorer, type="expected-work-scorer"):
             first, mine = backlog * factor, own * factor
         expected = first + (1.0 + settings.b0 + settings.b1 * smallest(first)) * mine
         expected += ties(candidates, fleet)
+        if fleet.kept is not None and not (kept := fleet.kept[candidates]).all():
+            expected[kept] = np.inf
         return Work(cached, own, backlog, expected)
 
     def own(self, request: Request, cached: Vector, slots: Slots, fleet: Fleet) -> Vector:

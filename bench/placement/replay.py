@@ -243,7 +243,9 @@ class Replay:
     def _try(self, waiting: Waiting) -> bool:
         assert self.queue is not None
         fate = self._looks[waiting]
+        self.fleet.kept = self.queue.kept_from(waiting)
         place = self._look(waiting.place.request.id, fate)
+        self.fleet.kept = None
         if not self.queue.admits(place, self.now):
             self.queue.looked(waiting, place, self.now)
             return False

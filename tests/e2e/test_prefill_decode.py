@@ -552,7 +552,9 @@ async def test_a_decision_is_explained_as_it_was_made_and_again_from_a_dump(buil
     usage = answer["usage"]
     held = (usage["total_tokens"] - 1) // 16  # nothing is computed after the last token
     stored = usage["prompt_tokens"] // 16 + held
-    await world.fleet.until(lambda: world.gateway.index.stats().entries == stored, "both engines' blocks were announced")
+    await world.fleet.until(
+        lambda: world.gateway.index.stats().entries == stored, "both engines' blocks were announced"
+    )
     await world.released()
     dump = read_dump((await text(world, f"{admin}/dump")).encode())
     body = json.dumps(chat(LONG, answer["choices"][0]["message"]["content"], "Thanks.")).encode()

@@ -129,6 +129,43 @@ def test_a_prompt_waits_for_its_own_best_endpoint_although_another_is_free() -> 
     assert world.drain() == ["free"]
 
 
+def test_when_enough_wait_for_an_endpoint_the_next_one_goes_to_a_free_one_where_it_costs_more() -> None:
+    world = World()
+    world.busy(tokens=13_000)
+    waiting = [world.enter(f"r{number}", 40_000, only=False) for number in range(3)]
+    gone = world.queue.next(world.now, ())
+    assert gone is waiting[1], "the first one has nobody before it"
+    kept = world.queue.kept_from(gone)
+    assert kept is not None
+    assert kept[:2].tolist() == [True, False]
+    world.fleet.kept = kept
+    place = world.again(gone)
+    world.fleet.kept = None
+    assert place.slot == 1
+    assert world.queue.admits(place, world.now)
+    world.books.reserve("gone", 1, 40_000, 400, world.now)
+    world.queue.sent(gone, place)
+    assert world.queue.next(world.now, ()) is None, "the other one is closed now, too"
+
+
+def test_nobody_goes_elsewhere_where_others_wait_or_there_is_no_room() -> None:
+    world = World()
+    world.busy(tokens=13_000)
+    world.fleet.kv_capacity_tokens[1] = 10_000
+    world.books.reserve("decodes", 1, 0, 400, world.now, cached_tokens=5000)
+    world.books.first_token("decodes", world.now)
+    for number in range(4):
+        world.enter(f"r{number}", 40_000, only=False)
+    assert world.queue.next(world.now, ()) is None
+
+
+def test_who_goes_where_it_is_best_is_kept_from_nothing() -> None:
+    world = World()
+    waiting = world.enter("r", only=False)
+    assert world.queue.next(world.now, ()) is waiting
+    assert world.queue.kept_from(waiting) is None
+
+
 def test_what_does_not_fit_lets_the_next_one_pass() -> None:
     world = World()
     world.fleet.kv_capacity_tokens[:2] = 10_000

@@ -138,7 +138,9 @@ class Overload:
     def _scan(self) -> None:
         passed: set[Waiting] = set()
         while self.queue and (waiting := self.queue.next(self.now, passed)) is not None:
+            self.fleet.kept = self.queue.kept_from(waiting)
             place = self._look(waiting.place.request.id)
+            self.fleet.kept = None
             if self.queue.admits(place, self.now):
                 self._send(place)
                 self.queue.sent(waiting, place)
@@ -237,3 +239,23 @@ def test_a_flow_that_floods_the_queue_does_not_starve_another(crowd: list[Prompt
     fair = np.mean(Overload(BACKFILL).run(mixed)[small])
     unfair = np.mean(Overload(msgspec.structs.replace(BACKFILL, fairness=False)).run(mixed)[small])
     assert fair < 0.7 * unfair
+
+
+def hot(rate: float, seconds: float, seed: int) -> list[Prompt]:
+    """Everybody begins with the same 12,000 tokens, goes on alone, and wants a long reply."""
+    rng = random.Random(seed)
+    shared, fresh, prompts, now = list(range(1, 12_289)), itertools.count(1_000_000), [], 0.0
+    while (now := now + rng.expovariate(rate)) < seconds:
+        tokens = (*shared, *(next(fresh) for _ in range(rng.randrange(500, 1500))))
+        prompts.append(Prompt(now, tokens, rng.randrange(20, 60), tuple(HashChain(RECIPE, tokens).digests)))
+    return prompts
+
+
+@pytest.mark.parametrize("limits", [BACKFILL, SHORTEST], ids=["backfill", "shortest"])
+def test_a_beginning_that_everybody_shares_does_not_keep_everybody_waiting_for_one_engine(limits: Limits) -> None:
+    burst = hot(60.0, 4.0, seed=4)
+    without, queued = Overload(None), Overload(limits)
+    usual, waited = np.mean(without.run(burst)), np.mean(queued.run(burst))
+    shares = np.bincount(queued.sent, minlength=ENGINES) / len(burst)
+    assert shares.min() > 0.1, "an engine idles while others are waited for"
+    assert waited < 1.1 * usual

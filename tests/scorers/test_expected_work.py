@@ -165,3 +165,19 @@ def test_a_slow_endpoint_gets_through_its_prefill_slowly(make: Make, progress: s
     assert scorer.backlog("m", fleet.slots(), fleet, now).tolist() == pytest.approx(left)
     oldest = [books.oldest(slot) for slot in range(2)]
     assert [scorer.prefill_s(leg, fleet) for leg in oldest] == pytest.approx([2.0, 0.5])
+
+
+def test_what_the_queue_keeps_from_a_request_is_the_worst_choice_unless_it_keeps_everything(
+    fleet: Fleet, make: Make, ask: Ask
+) -> None:
+    scorer, request = make("expected-work-scorer"), ask(1000, matched=[900, 0, 0, 0])
+    kept = np.zeros(fleet.capacity, np.bool_)
+    kept[0] = True
+    fleet.kept = kept
+    score = scorer.score(request, fleet.slots(), fleet)
+    assert score[0] == 0
+    assert (score[1:] > 0.9).all()
+    everything = scorer.score(request, fleet.slots()[:1], fleet)
+    assert everything.tolist() == [1.0], "another profile's endpoints: the queue says nothing of them"
+    fleet.kept = None
+    assert scorer.score(request, fleet.slots(), fleet).argmax() == 0
