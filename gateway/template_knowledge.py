@@ -29,15 +29,19 @@ class TemplateKnowledge:
     def __init__(self, metrics: Metrics) -> None:
         self._metrics = metrics
         self._known: dict[str, bool] = {}
+        self._found: list[tuple[LocalTokenizer, bool]] = []  # by the last `learn`, for those in use then
 
     def rewrites_history(self, served: Served) -> bool | None:
         """None while nobody knows, or where the model is tokenized elsewhere."""
         return self._known.get(served.base, self._known.get(DEFAULT))
 
     async def learn(self, models: Mapping[str, Model], tokenizers: Mapping[str, LocalTokenizer]) -> None:
-        """Replace what is known. `tokenizers`: by model, the default one under "". Never raises for a template's sake."""
+        """Replace what is known. `tokenizers`: by model, the default one under "". Never raises for a template's sake.
+
+        A tokenizer that a reload has kept is not asked again: every thread that has encoded once keeps 16 MB (Qwen3).
+        """
         known = {name: model.rewrites_history for name, model in models.items() if model.rewrites_history is not None}
-        probed: dict[int, bool | None] = {}
+        probed: dict[int, bool | None] = {id(tokenizer): verdict for tokenizer, verdict in self._found}
         for name, tokenizer in tokenizers.items():
             if (name or DEFAULT) in known:
                 continue
@@ -46,6 +50,8 @@ class TemplateKnowledge:
             if (verdict := probed[id(tokenizer)]) is not None:
                 known[name or DEFAULT] = verdict
         self._known = known
+        verdicts = ((tokenizer, probed.get(id(tokenizer))) for tokenizer in tokenizers.values())
+        self._found = [(tokenizer, verdict) for tokenizer, verdict in verdicts if verdict is not None]
         self._metrics.rewrites_history.clear()
         for name, rewrites in known.items():
             self._metrics.rewrites_history.labels(self._metrics.model(name)).set(float(rewrites))

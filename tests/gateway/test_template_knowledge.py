@@ -1,5 +1,6 @@
 """What the template probe finds reaches requests and metrics, and its failures only the log."""
 
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -60,3 +61,16 @@ async def test_what_the_configuration_says_is_believed(knowledge: TemplateKnowle
     assert knowledge.rewrites_history(Served("adapter", "another")) is True
     await knowledge.learn({"m": Model(rewrites_history=True)}, {})
     assert (metric(knowledge, "m"), metric(knowledge, "default")) == (1.0, None)
+
+
+async def test_a_tokenizer_that_a_reload_keeps_is_not_asked_again(
+    knowledge: TemplateKnowledge, qwen3: LocalTokenizer, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.INFO):
+        for _ in range(3):
+            await knowledge.learn({"m": Model()}, {"m": qwen3})
+    assert caplog.text.count("template_probed") == 1
+    assert knowledge.rewrites_history(Served("m", "m")) is True
+    await knowledge.learn({}, {})  # another configuration in between: what it does not use is not remembered
+    assert knowledge.rewrites_history(Served("m", "m")) is None
+    assert not knowledge._found
