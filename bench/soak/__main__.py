@@ -165,9 +165,11 @@ def _followed(stream: dict[str, Any]) -> bool:
 def growing(rounds: list[dict[str, Any]]) -> list[str]:
     """What grew all the time since the caches were full: in the last third never as small as in the first one."""
     rows = [{**row["census"], **{name: row[name] for name in (*SIZES, "series")}} for row in rounds[WARM:]]
-    third = len(rows) // 3
-    found = []
-    for name in sorted(set().union(*rows)) if third else ():
+    third, found = len(rows) // 3, list[str]()
+    if third < 3:
+        print(f"{len(rounds)} rounds are too few to see a leak; {WARM + 9} are needed")
+        return found
+    for name in sorted(set().union(*rows)):
         values = [row.get(name, 0) for row in rows]
         first, last = max(values[:third]), min(values[-third:])
         middle = min(values[third:-third])
