@@ -33,6 +33,8 @@ ROUND_S = 45.0
 PAUSE_S = 30.0
 """At most until everything is quiet: an engine that starts takes a few seconds, and its stream is asked again only then."""
 SETTLE_S = 3.0
+NEWS = list(range(1000, 1040))
+"""A prompt of more than a block, as token ids."""
 PAGES = ("endpoints", "streams", "index", "routed", "alarms", "decisions", "dump")
 WARM = 4
 """Rounds until caches are full and all series are there; growth counts from then on."""
@@ -86,8 +88,10 @@ class Soak:
 
     async def _compare(self) -> None:
         """Predictions with reports, and what is believed of engines with what they hold."""
-        for place in self.fleet.listed:  # what an idle engine has to say, of a reset say, leaves with its next step
-            await self.fleet.post(place, "/v1/completions", model=MODEL, prompt=[1, 2, 3], max_tokens=1)
+        for place in (
+            self.fleet.listed
+        ):  # that it was reset or restarted, an idle engine says with the next block that it stores
+            await self.fleet.post(place, "/v1/completions", model=MODEL, prompt=NEWS, max_tokens=1)
         await asyncio.sleep(SETTLE_S)
         for chat in self._dice.sample(self.traffic.chats, min(12, len(self.traffic.chats))):
             reply = await self.traffic.ask({"model": MODEL, "max_tokens": 3, "messages": list(chat)})
@@ -100,6 +104,9 @@ class Soak:
             await asyncio.sleep(0.2)
         await asyncio.sleep(SETTLE_S)
         streams = {row["endpoint"]: row for row in await self._state("streams")}
+        entries, held_keys = (await self._state("index"))["entries"], sum(row["keys"] for row in streams.values())
+        if entries != held_keys:
+            self._complain(f"the index has {entries} entries, the streams' ledgers {held_keys} keys")
         for place in set(self.fleet.listed) - self.fleet.lossy:
             row = streams[self.fleet.address(place)]
             held = (await self._get(self.fleet.ports.engines[place].http, "/sim/cached"))["digests"]
