@@ -86,8 +86,10 @@ def envoy_yaml(parameters: EnvoyParameters) -> str:
 
 def _listener(name: str, listen: str, cluster: str, filters: list[Config], parameters: EnvoyParameters) -> Config:
     retry = {
-        # Only failures before the engine can have seen the request; a retry takes the next of the picker's list.
-        "retry_on": "connect-failure,refused-stream,reset-before-request",
+        # Only what no engine has worked on: failures before it can have seen the request, and its own word that it cannot serve.
+        # A retry takes the next of the picker's list. Not 429: the picker could not tell it from a failure of the first one.
+        "retry_on": "connect-failure,refused-stream,reset-before-request,retriable-status-codes",
+        "retriable_status_codes": [503],
         "num_retries": parameters.retries,
         "retry_host_predicate": [
             {

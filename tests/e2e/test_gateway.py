@@ -358,6 +358,33 @@ async def test_an_engine_that_dies_is_skipped_and_taken_back_empty(
     assert len(seen) == 2
 
 
+async def test_an_engine_that_says_it_cannot_serve_is_left_for_the_next_one_and_a_busy_one_is_believed(
+    own_stack: Stack, session: aiohttp.ClientSession
+) -> None:
+    await own_stack.until_routed(session)
+    _, headers, _ = await ask(session, own_stack, QUESTION)
+    number = int(headers["x-sim-engine"].removeprefix("engine-"))
+    place, other = own_stack.engines[number][0], own_stack.engines[1 - number][0]
+    refuse = f"http://{HOST}:{place}/sim/refuse"
+
+    async with session.post(refuse, json={"status": 503, "seconds": 60}) as answer:
+        assert answer.status == 200
+    status, headers, _ = await ask(session, own_stack, QUESTION)
+    assert status == 200
+    assert headers["x-warmroute-endpoint"] == f"{HOST}:{place}", "its cache is known"
+    assert headers["x-warmroute-served-by"] == f"{HOST}:{other}"
+
+    async with session.post(refuse, json={"status": 429, "seconds": 60}) as answer:
+        assert answer.status == 200
+    async with session.post(own_stack.url + CHAT, json=chat(f"Something new. {QUESTION}")) as answer:
+        assert answer.status in (200, 429)
+    statuses = set()
+    for _ in range(12):
+        async with session.post(own_stack.url + CHAT, json=chat(QUESTION)) as answer:
+            statuses.add(answer.status)
+    assert statuses <= {200, 429}, "no breaker opens for it, and nobody is told of anything worse"
+
+
 async def test_sigterm_drains_and_ends_with_zero(own_stack: Stack, session: aiohttp.ClientSession) -> None:
     await own_stack.until_routed(session)
     body = chat("A long one.", stream=True, max_tokens=200, ignore_eos=True)
