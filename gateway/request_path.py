@@ -134,14 +134,22 @@ class RequestPath:
                     answer = await self._departures.leave(head, body, ask.parsed, ask.prompt, answer)
             if isinstance(answer, Rejected):
                 span.set("http.response.status_code", answer.status)
+        try:
+            self._count(head, ask, answer, decided_at - started, len(body))
+        except Exception:  # raised from here, nobody would release what the answer has reserved
+            log.exception("count_failed request_id=%s", head.request_id)
+        return answer
+
+    def _count(
+        self, head: Head, ask: Ask | Rejected, answer: Decided | Rejected, seconds: float, body_bytes: int
+    ) -> None:
         model = ask.served.name if isinstance(ask, Ask) and ask.served else ""
         outcome = "routed" if isinstance(answer, Decided) else str(answer.status)
         label = self._metrics.model(model) if not model or self._models.is_known(model) else OTHER
         self._metrics.requests.labels(label, outcome).inc()
-        self._metrics.step.labels("total").observe(decided_at - started)
+        self._metrics.step.labels("total").observe(seconds)
         if self._metrics.when_decided:
-            self._tell_decided(head, model, answer, decided_at - started, len(body))
-        return answer
+            self._tell_decided(head, model, answer, seconds, body_bytes)
 
     def _tell_decided(
         self, head: Head, model: str, answer: Decided | Rejected, seconds: float, body_bytes: int

@@ -21,6 +21,7 @@ from gateway.extproc.decision import Decided, Head, Rejected
 from gateway.matching import Matcher
 from gateway.metrics import Metrics
 from gateway.producers import Producers
+from gateway.request_events import DecidedRequest
 from gateway.request_path import RequestPath, Settings
 from gateway.served_models import Served, ServedModels
 from gateway.tracing import NoTracing
@@ -200,6 +201,23 @@ async def test_the_endpoint_that_holds_the_prefix_is_chosen_and_told() -> None:
     assert answer.response_headers["x-warmroute-predicted-cached-tokens"] == "96"
     assert answer.response_headers["x-warmroute-trust"] == "exact"
     assert world.fleet.in_flight_tokens[2] == 4
+
+
+async def test_a_decision_that_cannot_be_counted_is_carried_out_and_released_all_the_same(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def fails(decided: DecidedRequest) -> None:
+        raise RuntimeError("boom")
+
+    world = World()
+    world.metrics.when_decided.append(fails)
+    answer = await world.ask(STREAM)
+    assert isinstance(answer, Decided)
+    assert answer.observer is not None
+    assert "count_failed request_id=r1" in caplog.text
+    answer.observer.finished()
+    assert not world.books
+    assert world.path.sending.budget.reading == 0
 
 
 async def test_images_have_the_names_that_the_engines_model_gives_them_and_decide_over_the_match() -> None:
