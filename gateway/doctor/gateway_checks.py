@@ -85,12 +85,14 @@ def trust(facts: Facts) -> Iterator[Finding]:
 
 
 def _deaf(facts: Facts, endpoint: Endpoint) -> Iterator[Finding]:
-    """We heard new batches which the gateway has not applied."""
+    """We heard new batches which the gateway has not applied, and is not just about to."""
     assert facts.gateway is not None  # gateway_needed says so
     stream = facts.stream_of(endpoint)
     newest = max((heard.seq for heard in stream.heard if heard.seq is not None), default=None) if stream else None
-    after = _sequence(facts.gateway, endpoint)
+    before, after = _sequence(facts.gateway, endpoint, first=True), _sequence(facts.gateway, endpoint)
     if stream and stream.heard and newest is not None and after is not None and after < newest:
+        if before is not None and newest - after < after - before:
+            return  # it applied more than that while we looked: these are under way
         topics = {heard.topic for heard in stream.heard}
         if not any(topic.startswith(endpoint.topic) for topic in topics):
             return  # wrong-topic says so
