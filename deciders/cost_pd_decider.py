@@ -103,8 +103,9 @@ class CostPdDecider(Decider, type="cost-pd-decider"):
         cached = cached_tokens(request, None, fleet, limits.prefix_match_info_producer_name)
         held = cached.item(decode)
         missing = prompt - held
+        numbers = {"prompt_tokens": prompt, "missing_tokens": missing}
         if missing <= limits.floor_tokens and not request.rewrites_history:
-            return Verdict(False, "few-tokens", {"prompt_tokens": prompt, "missing_tokens": missing})
+            return Verdict(False, "few-tokens", numbers)
 
         backlog = self._prefill.backlog(fleet, None, fleet.clock())
         remote = backlog + self._prefill.of_prompt(prompt, cached)
@@ -114,16 +115,14 @@ class CostPdDecider(Decider, type="cost-pd-decider"):
         prefills = allowed[fleet.role_mask(PREFILLS)[allowed]]
         soonest = smallest(remote[prefills]) if len(prefills) else np.inf
         if soonest == np.inf:
-            return Verdict(False, "no-prefill-endpoint", {"prompt_tokens": prompt, "missing_tokens": missing})
+            return Verdict(False, "no-prefill-endpoint", numbers)
         batch = fleet.decoding.item(decode)
         delta = cost.append(missing, held, batch)
         local = backlog.item(decode) * 1e3 + delta
         transfer = limits.setup_ms + missing * self._transfer_ms
         best = soonest * 1e3 + transfer
         slack = self._slack(request, batch, fleet.decode_tokens.item(decode))
-        numbers = {
-            "prompt_tokens": prompt,
-            "missing_tokens": missing,
+        numbers |= {
             "batch": batch,
             "delta_ms": delta,
             "slack_ms": slack,

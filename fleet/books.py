@@ -109,9 +109,11 @@ class Books:
         for old in [leg for leg in legs if leg.slot == slot]:
             self._drop(old)
             legs.remove(old)
-        leg = Leg(request_id, slot, float(uncached_tokens), float(cached_tokens), float(expected_output), now)
+        # Whole tokens, though caches count in part (tiers, trust): what is added and taken away again then leaves nothing.
+        uncached, cached, fetched = (float(round(it)) for it in (uncached_tokens, cached_tokens, fetched_tokens))
+        leg = Leg(request_id, slot, uncached, cached, float(round(expected_output)), now)
         leg.prefill_only, leg.model, leg.unseen = prefill_only, model, unseen
-        leg.fetched = float(fetched_tokens)
+        leg.fetched = fetched
         leg.keys = keys
         legs.append(leg)
         fleet.in_flight[slot] += 1
@@ -352,11 +354,6 @@ class Books:
             fleet.decode_tokens[slot] -= leg.cached + leg.uncached
         fleet.in_flight[slot] -= 1
         fleet.reserved_tokens[slot] -= leg.room
-        if (
-            not fleet.in_flight[slot] and not self._peers
-        ):  # what is left are roundings: tokens are weighted by tier and trust
-            for column in (fleet.in_flight_tokens, fleet.in_flight_square, fleet.decode_tokens, fleet.reserved_tokens):
-                column[slot] = 0.0
         self._freed()
 
     def _show_oldest(self, slot: int) -> None:

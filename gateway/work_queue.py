@@ -41,7 +41,7 @@ from fleet.work import cached_tokens
 from scorers.expected_work_scorer import ExpectedWorkScorer, ties
 
 Order = Literal["backfill", "shortest"]
-Table = NDArray[Any]
+Grid = NDArray[Any]
 """Requests by slots."""
 
 
@@ -251,13 +251,13 @@ class WorkQueue:
         expected += ties(slots, fleet)
         closed = np.broadcast_to((backlog >= self.limits.open_s) & (fleet.awaiting > 0), own.shape)
         shut = closed | (table.need > self._room(slots))
-        best = self._best(table, expected, closed, shut)
+        best = self._best(table, expected, own, closed, shut)
         rows = np.arange(len(own))
         work: Vector = np.where(shut[rows, best], np.inf, own[rows, best])
         return work
 
     @staticmethod
-    def _best(table: "_Table", expected: Table, closed: Table, shut: Table) -> Slots:
+    def _best(table: "_Table", expected: Grid, own: Grid, closed: Grid, shut: Grid) -> Slots:
         """Rule 3: where each goes, or waits to go. Notes in the table what is kept from those who go elsewhere."""
         best: Slots = expected.argmin(axis=1)
         rows = np.arange(len(best))
@@ -270,9 +270,10 @@ class WorkQueue:
         wait = expected[rows, best]
         for slot in np.unique(best[waits]):
             here = (best == slot).nonzero()[0]
-            work = table.own[here, slot]
+            work = own[here, slot]
             wait[here] += work.cumsum() - work
-        for row in waits.nonzero()[0].tolist():
+        elsewhere = np.where(shut | wanted, np.inf, expected).min(axis=1)
+        for row in (waits & (elsewhere < wait)).nonzero()[0].tolist():
             kept = shut[row] | wanted
             there = np.where(kept, np.inf, expected[row])
             slot = there.argmin()

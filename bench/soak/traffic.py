@@ -9,22 +9,9 @@ from typing import Any
 import aiohttp
 import msgspec
 
+from bench.overhead import WORDS
 from gateway.demo_setup import MODEL
 
-WORDS = (
-    "amber",
-    "basin",
-    "cedar",
-    "delta",
-    "ember",
-    "fjord",
-    "gravel",
-    "harbor",
-    "island",
-    "juniper",
-    "kelp",
-    "lagoon",
-)
 PIXEL = "data:image/png;base64,iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
 BROKEN = (b"{", b'{"model": 5}', b"\xff\xfe", json.dumps({"model": MODEL, "messages": 7}).encode())
 CHATS, TURNS = 40, 6
